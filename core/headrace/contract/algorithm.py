@@ -1,0 +1,58 @@
+"""The ``algorithm`` role: numbers in, numbers out. It never touches the trainer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.contract.columns import Batch, Column
+from headrace.contract.loss import LossSpec
+from headrace.contract.metrics import Metric
+from headrace.contract.plugin import Plugin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlgorithmNeeds:
+    """What an algorithm with given settings needs; read before anything starts."""
+
+    rollout: bool = True
+    """False: rows are the environment's demonstrations, no engine generates."""
+    min_group_size: int = 1
+    behaviour_logprobs: bool = True
+    proximal_logprobs: bool = False
+    """Computed by the trainer at the start of each training batch."""
+    reference_logprobs: bool = False
+    """Computed by the trainer from a snapshot taken at the start of the phase."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prepared:
+    """What an algorithm adds to a training batch."""
+
+    columns: Mapping[str, Column]
+    """Always ``loss_weights`` and ``denominator``; ``advantages`` where the loss reads them."""
+    trained: Any
+    """bool [n]: False for rows that cannot contribute a gradient and need no forward pass. Their
+    ``denominator`` still counts."""
+    metrics: Mapping[str, Metric]
+
+
+class Algorithm(Plugin, ABC):
+    """Pure functions of whole groups."""
+
+    @classmethod
+    @abstractmethod
+    def needs(cls, settings: Any) -> AlgorithmNeeds:
+        """Answered from the settings alone."""
+
+    @abstractmethod
+    def prepare(self, batch: Batch) -> Prepared:
+        """Advantages and loss weights of a training batch: whole groups, in any order; columns ``tokens``,
+        ``loss_mask``, ``behaviour_logprobs``, ``reward``, ``group``, ``version``. The answer for a group does not
+        depend on the other groups."""
+
+    @abstractmethod
+    def loss(self, *, temperature: float) -> LossSpec:
+        """The loss for the prepared columns."""

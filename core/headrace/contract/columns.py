@@ -1,0 +1,161 @@
+"""Ragged columns and batches: how rows look on every role boundary.
+
+A *row* is one token sequence of a trajectory. A *column* is one property of every row: dense (one
+value per row) or ragged (one array per row, concatenated without padding). Token-aligned columns
+all follow one convention: entry ``t`` is about token ``t`` itself, so a log-probability at ``t`` is
+that of ``tokens[t]`` given ``tokens[:t]``; position 0 is never trained.
+
+Invariant: :meth:`Batch.take` and :meth:`Batch.concatenate` are the only ways to reorder rows, and
+they move every column together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+
+TOKENS = "tokens"
+"""Ragged int32: prompt and response token ids."""
+LOSS_MASK = "loss_mask"
+"""Ragged bool, aligned with ``tokens``: True where the policy sampled the token and it is trained."""
+BEHAVIOUR_LOGPROBS = "behaviour_logprobs"
+"""Ragged float32, nats, aligned with ``tokens``: from the rollout; 0 where ``loss_mask`` is False."""
+PROXIMAL_LOGPROBS = "proximal_logprobs"
+"""Ragged float32, nats: the trainer's own forward at the start of the training batch."""
+REFERENCE_LOGPROBS = "reference_logprobs"
+"""Ragged float32, nats: a frozen reference policy."""
+ADVANTAGES = "advantages"
+"""Ragged float32, aligned with ``tokens``."""
+LOSS_WEIGHTS = "loss_weights"
+"""Ragged float32, aligned with ``tokens``: weight of each token's loss in the numerator sum."""
+DENOMINATOR = "denominator"
+"""Dense float64: what the row adds to the one global denominator of its optimiser step."""
+REWARD = "reward"
+"""Dense float32: NaN when the row could not be scored."""
+GROUP = "group"
+"""Dense int64: the prompt's group id."""
+VERSION = "version"
+"""Dense int64: policy version of the row's oldest token."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ragged:
+    """One array per row, stored back to back. ``values``: [total, ...]; ``offsets``: int64 [n + 1]."""
+
+    values: Array
+    offsets: Array
+
+    def __post_init__(self) -> None:
+        offsets = self.offsets
+        if offsets.ndim != 1 or len(offsets) == 0 or offsets[0] != 0:
+            raise ValueError(f"Ragged.offsets must be 1-D and start at 0, got {offsets!r}")
+        if offsets[-1] != len(self.values) or np.any(np.diff(offsets) < 0):
+            raise ValueError(f"Ragged.offsets must rise to len(values) = {len(self.values)}, got {offsets!r}")
+
+    @classmethod
+    def from_arrays(cls, arrays: Sequence[Array], *, dtype: npt.DTypeLike | None = None) -> Ragged:
+        """Join per-row arrays; ``dtype`` is needed only when ``arrays`` is empty."""
+        offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
+        np.cumsum([len(a) for a in arrays], out=offsets[1:])
+        values = np.concatenate(arrays) if len(arrays) else np.empty(0, dtype=dtype)
+        return cls(values.astype(dtype, copy=False) if dtype is not None else values, offsets)
+
+    @property
+    def lengths(self) -> Array:
+        """int64 [n]."""
+        return np.diff(self.offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> Array:
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} of a ragged column with {len(self)} rows")
+        row %= len(self)
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    def __iter__(self) -> Iterator[Array]:
+        return (self[row] for row in range(len(self)))
+
+    def take(self, indices: npt.ArrayLike) -> Ragged:
+        """Rows at ``indices``, in that order (a copy)."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        return Ragged.from_arrays([self[int(i)] for i in chosen], dtype=self.values.dtype)
+
+    def like(self, values: Array) -> Ragged:
+        """A column with the same row lengths and other ``values``."""
+        return Ragged(values, self.offsets)
+
+
+Column: TypeAlias = Array | Ragged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """Rows with their columns. ``rows``: int64 [n] row ids; every column has n entries."""
+
+    rows: Array
+    columns: Mapping[str, Column]
+
+    def __post_init__(self) -> None:
+        for name, column in self.columns.items():
+            if len(column) != len(self.rows):
+                raise ValueError(f"column {name!r} has {len(column)} entries for {len(self.rows)} rows")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def ragged(self, name: str) -> Ragged:
+        """The ragged column ``name``; KeyError when absent, TypeError when dense."""
+        column = self._column(name)
+        if not isinstance(column, Ragged):
+            raise TypeError(f"column {name!r} is dense, a ragged one was expected")
+        return column
+
+    def dense(self, name: str) -> Array:
+        """The dense column ``name``; KeyError when absent, TypeError when ragged."""
+        column = self._column(name)
+        if isinstance(column, Ragged):
+            raise TypeError(f"column {name!r} is ragged, a dense one was expected")
+        return column
+
+    def _column(self, name: str) -> Column:
+        try:
+            return self.columns[name]
+        except KeyError:
+            raise KeyError(f"no column {name!r}; this batch has {sorted(self.columns)}") from None
+
+    def with_columns(self, columns: Mapping[str, Column]) -> Batch:
+        """The same rows with ``columns`` added or replaced."""
+        return Batch(rows=self.rows, columns={**self.columns, **columns})
+
+    def take(self, indices: npt.ArrayLike) -> Batch:
+        """Rows at ``indices`` in that order, every column with them."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        columns: dict[str, Column] = {
+            name: c.take(chosen) if isinstance(c, Ragged) else c[chosen] for name, c in self.columns.items()
+        }
+        return Batch(rows=self.rows[chosen], columns=columns)
+
+    @classmethod
+    def concatenate(cls, batches: Sequence[Batch]) -> Batch:
+        """All rows of ``batches`` in order; the batches must have the same columns."""
+        if not batches:
+            raise ValueError("concatenate needs at least one batch")
+        names = set(batches[0].columns)
+        if any(set(b.columns) != names for b in batches):
+            raise ValueError(f"batches differ in columns: {[sorted(b.columns) for b in batches]}")
+        columns: dict[str, Column] = {}
+        for name in batches[0].columns:
+            parts = [b.columns[name] for b in batches]
+            if isinstance(parts[0], Ragged):
+                columns[name] = Ragged.from_arrays([a for p in parts for a in p])
+            else:
+                columns[name] = np.concatenate([np.asarray(p) for p in parts])
+        return cls(rows=np.concatenate([b.rows for b in batches]), columns=columns)

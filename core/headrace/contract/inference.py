@@ -1,0 +1,107 @@
+"""The ``inference_engine`` role: token ids in, streamed tokens with behaviour log-probs out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.contract.columns import Array
+from headrace.contract.generation import EngineHealth, GenerationOutput, GenerationRequest
+from headrace.contract.plugin import Plugin
+from headrace.contract.weights import WeightManifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceCapabilities:
+    """What an engine with given settings can do; read before anything starts."""
+
+    live_versions: int = 1
+    """Policy versions it can serve at the same time; above 1 it is :class:`MultiVersion`."""
+    deterministic: bool = False
+    """Requests submitted together are admitted in that order and decoded in the same batches."""
+    dtypes: tuple[str, ...] = ("float32",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceContext:
+    """What core tells an engine at start."""
+
+    name: str
+    """The instance's name, for messages."""
+    model_path: str
+    """A Hugging Face-format directory."""
+    version: int
+    """The policy version those weights are."""
+    threads: int
+    """Compute threads this process may use."""
+
+
+class WeightUpdate(ABC):
+    """One weight update in progress. Every method may be repeated; a repeat changes nothing."""
+
+    @abstractmethod
+    async def apply(self, name: str, tensor: Array) -> None:
+        """Stage one tensor, by its Hugging Face name. Serving is not disturbed."""
+
+    @abstractmethod
+    async def commit(self) -> None:
+        """Make the version servable. EngineError when a tensor of the manifest is missing or of another
+        shape; the engine then still serves what it served before."""
+
+    @abstractmethod
+    async def abort(self) -> None:
+        """Forget what was staged."""
+
+
+class InferenceEngine(Plugin, ABC):
+    """One replica. States: constructed → ``start`` → serving → ``close``.
+
+    ``submit`` and ``outputs`` are used by one consumer. ``close`` may be called at any time and twice;
+    requests still running then end as ``aborted`` or without an output.
+    """
+
+    @classmethod
+    def capabilities(cls, settings: Any) -> InferenceCapabilities:
+        """Answered without importing the engine."""
+        return InferenceCapabilities()
+
+    @abstractmethod
+    async def start(self, context: InferenceContext) -> None:
+        """Load the model and serve ``context.version``. EngineError when it cannot."""
+
+    @abstractmethod
+    async def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Accept requests, all at once and in this order. EngineError, and none accepted, when a request's
+        version is not live or its prompt leaves no room for a token."""
+
+    @abstractmethod
+    def outputs(self) -> AsyncIterator[list[GenerationOutput]]:
+        """Outputs of all requests as they appear; ends after ``close``. An engine that has failed raises
+        EngineError here."""
+
+    @abstractmethod
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End these requests with ``aborted`` and what they have; unknown or finished ones are ignored."""
+
+    @abstractmethod
+    async def begin_update(self, manifest: WeightManifest) -> WeightUpdate:
+        """Begin to receive ``manifest.version``. A begun, uncommitted update of the same version is replaced;
+        a version that is live already gives an update whose methods do nothing."""
+
+    @abstractmethod
+    async def health(self) -> EngineHealth:
+        """Answers within a second while the engine lives."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Free everything."""
+
+
+class MultiVersion(ABC):
+    """Capability: several policy versions live at the same time."""
+
+    @abstractmethod
+    async def retire(self, version: int) -> None:
+        """Forget a version with no request running; an unknown one is ignored."""

@@ -1,0 +1,30 @@
+"""What every plugin shares: a settings class, a contract version, and how it is constructed.
+
+A plugin is a class. Its nested ``Settings`` is a standard dataclass (frozen, keyword-only): the
+job file's table, less ``use``, is validated against it before anything starts, and the class is
+constructed with the result: ``plugin = cls(settings)``. Neither importing the plugin's module nor
+constructing it may import an engine; engines are imported in ``start``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+CONTRACT_VERSION = 1
+"""Raised when a role changes in a way that breaks existing plugins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoSettings:
+    """For plugins that take no settings."""
+
+
+class Plugin:
+    """Base of all roles."""
+
+    Settings: ClassVar[type[Any]] = NoSettings
+    contract_version: ClassVar[int] = CONTRACT_VERSION
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings

@@ -1,0 +1,62 @@
+"""The ``staleness`` role: when groups may start, batches be taken and versions be published.
+
+A policy is pure: it sees counts, never rows, clocks or engines. ``flow`` asks it at every event, in the real
+run, in the property tests and in the simulator alike.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headrace.contract.plugin import Plugin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowView:
+    """Where a run stands. Counts are in groups; a group's version is that of its oldest token."""
+
+    batch_groups: int
+    """Groups in a training batch (TBS)."""
+    version: int
+    """The newest published policy version, which is also the one the trainer works on."""
+    batch_taken: bool
+    """Whether the training batch of ``version`` has been taken."""
+    in_flight: Mapping[int, int]
+    """Groups with an unfinished member, by version."""
+    ready: Mapping[int, int]
+    """Whole groups waiting to be trained, by version."""
+
+    @property
+    def outstanding(self) -> int:
+        """Groups dispatched and not taken for training."""
+        return sum(self.in_flight.values()) + sum(self.ready.values())
+
+
+class StalenessPolicy(Plugin, ABC):
+    """``max_staleness`` (K) bounds trainer's version − row's version for every trained row."""
+
+    max_staleness: int
+
+    @property
+    def lockstep(self) -> bool:
+        """True: assignment, admission to slots, decode batches and micro-batches follow ids, so that a run is
+        reproducible to the bit."""
+        return self.max_staleness == 0
+
+    @abstractmethod
+    def check(self, *, batch_groups: int) -> None:
+        """StalenessError, with the inequality, for settings that must deadlock or overshoot."""
+
+    @abstractmethod
+    def admit(self, view: FlowView) -> int:
+        """How many more groups may start now, under ``view.version``."""
+
+    @abstractmethod
+    def may_take(self, view: FlowView, chosen: Mapping[int, int]) -> bool:
+        """Whether a batch of ``chosen`` groups (count by version) may be taken for ``view.version``."""
+
+    @abstractmethod
+    def may_publish(self, view: FlowView) -> bool:
+        """Whether ``view.version + 1`` may be published."""

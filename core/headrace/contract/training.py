@@ -1,0 +1,145 @@
+"""The ``training_engine`` role: forward passes, optimiser steps, weights, exact save and load.
+
+Methods block and are called from one thread, which is never the event loop's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from headrace.contract.columns import Batch, Ragged
+from headrace.contract.loss import LossSpec
+from headrace.contract.metrics import Metric
+from headrace.contract.plugin import Plugin
+from headrace.contract.weights import WeightSource
+
+CURRENT = "current"
+"""The weights being trained, as opposed to a named snapshot."""
+
+ForwardOutput = Literal["logprobs", "entropy"]
+SaveKind = Literal["resume", "export"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingCapabilities:
+    """What an engine with given settings can do; read before anything starts."""
+
+    snapshots: bool = False
+    """It is :class:`Snapshots`."""
+    scratch: bool = False
+    """It is :class:`ScratchModels`."""
+    dtypes: tuple[str, ...] = ("float32",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingContext:
+    """What core tells an engine at start."""
+
+    name: str
+    model_path: str
+    """A Hugging Face-format directory."""
+    seed: int
+    threads: int
+    total_steps: int
+    """Optimiser steps this phase will take, for the learning-rate schedule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one optimiser step did."""
+
+    applied: bool
+    """False: loss or gradient was not finite, and weights, optimiser and schedule are unchanged."""
+    loss: float
+    gradient_norm: float
+    """Before clipping."""
+    learning_rate: float
+    metrics: Mapping[str, Metric]
+
+
+class TrainingStep(ABC):
+    """One optimiser step in progress: sums accumulate as micro-batches arrive and are scaled once."""
+
+    @abstractmethod
+    def accumulate(self, batch: Batch) -> None:
+        """Add a micro-batch's numerator sum and its gradient. A batch without trainable tokens adds nothing."""
+
+    @abstractmethod
+    def finish(self, *, denominator: float) -> StepResult:
+        """Divide by ``denominator`` (of the whole step), clip, step. A denominator of 0 is a step without
+        trainable tokens: loss 0, zero gradient, nothing applied."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Forget the accumulated sums."""
+
+
+class TrainingEngine(Plugin, ABC):
+    """States: constructed → ``start`` → usable → ``close`` (any time, twice is fine)."""
+
+    @classmethod
+    def capabilities(cls, settings: Any) -> TrainingCapabilities:
+        """Answered without importing the engine."""
+        return TrainingCapabilities()
+
+    @abstractmethod
+    def start(self, context: TrainingContext) -> None:
+        """Load the model. EngineError when it cannot."""
+
+    @abstractmethod
+    def forward(
+        self,
+        batch: Batch,
+        *,
+        outputs: tuple[ForwardOutput, ...] = ("logprobs",),
+        weights: str = CURRENT,
+        temperature: float = 1.0,
+    ) -> Mapping[str, Ragged]:
+        """Per-token outputs (float32, aligned with ``tokens``, 0 where ``loss_mask`` is False) without
+        gradient. ``weights``: CURRENT or a snapshot's name. Needs columns ``tokens`` and ``loss_mask``."""
+
+    @abstractmethod
+    def begin_step(self, loss: LossSpec) -> TrainingStep:
+        """Begin an optimiser step with this loss. One step at a time."""
+
+    @abstractmethod
+    def weight_source(self) -> WeightSource:
+        """The current weights."""
+
+    @abstractmethod
+    def save(self, path: str, *, kind: SaveKind) -> None:
+        """``resume``: everything that training needs to go on bit for bit. ``export``: a Hugging Face
+        directory, tokenizer files included. ``path`` is a directory, created when missing."""
+
+    @abstractmethod
+    def load(self, path: str) -> None:
+        """Restore a ``resume`` save. RunError when a part is missing or of another model."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free everything."""
+
+
+class Snapshots(ABC):
+    """Capability: frozen copies of the weights, for reference and proximal policies."""
+
+    @abstractmethod
+    def snapshot(self, name: str) -> None:
+        """Freeze the current weights under ``name``, replacing what had that name."""
+
+    @abstractmethod
+    def drop_snapshot(self, name: str) -> None:
+        """Free a snapshot; an unknown one is ignored."""
+
+
+class ScratchModels(ABC):
+    """Capability: create a randomly initialised model directory, tokenizer included."""
+
+    @classmethod
+    @abstractmethod
+    def create_model(cls, path: str, *, settings: Mapping[str, Any], seed: int) -> None:
+        """Write a Hugging Face directory to ``path``. ``settings``: the job file's ``[model.scratch]`` table.
+        ConfigError names a setting that is unknown or impossible."""
