@@ -1,0 +1,115 @@
+"""Arrays on the wire: a msgpack extension that names dtype, shape and the frame that holds the bytes.
+
+Invariant: no bytes are ever interpreted as anything but numbers, and never more or fewer of them than
+dtype and shape say. Received arrays are writable, aligned and, above ``INLINE_BYTES``, views on their frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import msgspec
+import numpy as np
+
+from headrace.contract import Array
+from headrace.wire.refusal import BAD_FRAME, RefusedError
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+INLINE_BYTES = 256
+"""Up to here an array travels inside the header: a frame costs more than the copy."""
+
+_FRAMED = 1
+_INLINE = 2
+_MAX_DIMENSIONS = 32
+_MINI_FLOATS = {
+    name: np.dtype(getattr(ml_dtypes, name))
+    for name in ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "int4", "uint4")
+}
+
+
+class _Framed(msgspec.Struct, array_like=True):
+    dtype: str
+    shape: tuple[int, ...]
+    frame: int
+
+
+class _Inline(msgspec.Struct, array_like=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_framed = msgspec.msgpack.Decoder(_Framed).decode
+_decode_inline = msgspec.msgpack.Decoder(_Inline).decode
+
+
+def array_bytes(array: Array) -> Array:
+    """The bytes of a C-contiguous array as uint8 [nbytes], without a copy (ml_dtypes have no buffer protocol)."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """How a dtype is spelled on the wire: ``bfloat16``, ``<f4``. TypeError for one that cannot travel."""
+    if dtype.name in _MINI_FLOATS:
+        return dtype.name
+    if dtype.kind not in "biufc":
+        raise TypeError(f"arrays of dtype {dtype} do not travel; numbers and bool do")
+    return dtype.str
+
+
+@lru_cache(maxsize=256)
+def parse_dtype(name: str) -> np.dtype[Any]:
+    """The dtype of that name. RefusedError for anything :func:`dtype_name` would not write."""
+    if name in _MINI_FLOATS:
+        return _MINI_FLOATS[name]
+    try:
+        dtype = np.dtype(name)
+        known = dtype_name(dtype) == name
+    except (TypeError, ValueError, SyntaxError):
+        known = False
+    if not known:
+        raise RefusedError(f"an array of unknown dtype {name!r}", reason=BAD_FRAME)
+    return dtype
+
+
+def pack_array(array: Array, frames: list[Buffer | Array]) -> msgspec.msgpack.Ext:
+    """The extension for the header; appends a frame when the array does not fit inline."""
+    dtype, shape = dtype_name(array.dtype), array.shape
+    if array.nbytes <= INLINE_BYTES:
+        return msgspec.msgpack.Ext(_INLINE, _encode(_Inline(dtype, shape, array.tobytes())))
+    contiguous = array if array.flags.c_contiguous else array.copy(order="C")
+    frames.append(array_bytes(contiguous))
+    return msgspec.msgpack.Ext(_FRAMED, _encode(_Framed(dtype, shape, len(frames) - 1)))
+
+
+def unpack_array(code: int, payload: memoryview, frames: Sequence[Any]) -> Array:
+    """The array of an extension. RefusedError when extension and frames do not fit together."""
+    if code == _INLINE:
+        inline = _decode_inline(payload)
+        return _view(inline.dtype, inline.shape, bytearray(inline.data))
+    if code != _FRAMED:
+        raise RefusedError(f"an unknown msgpack extension {code}", reason=BAD_FRAME)
+    framed = _decode_framed(payload)
+    if not 0 <= framed.frame < len(frames):
+        raise RefusedError(f"array frame {framed.frame} of a message with {len(frames)}", reason=BAD_FRAME)
+    return _view(framed.dtype, framed.shape, frames[framed.frame])
+
+
+def _view(name: str, shape: tuple[int, ...], buffer: Any) -> Array:
+    dtype = parse_dtype(name)
+    if len(shape) > _MAX_DIMENSIONS or any(length < 0 for length in shape):
+        raise RefusedError(f"an array of impossible shape {shape}", reason=BAD_FRAME)
+    data = memoryview(buffer)
+    if prod(shape) * dtype.itemsize != data.nbytes:
+        raise RefusedError(
+            f"{data.nbytes} bytes for an array of {dtype.name} {shape}, which takes {prod(shape) * dtype.itemsize}",
+            reason=BAD_FRAME,
+        )
+    array: Array = np.ndarray(shape, dtype, buffer=data)
+    return array if array.flags.aligned and array.flags.writeable else array.copy()

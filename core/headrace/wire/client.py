@@ -1,0 +1,121 @@
+"""Calls the rpc methods of a server.
+
+Invariant: every call ends within its deadline, with a reply of the asked type or an error that says what was
+awaited; a call that nobody waits for any more is cancelled at the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import NoneType
+from typing import TypeVar
+
+import msgspec
+import zmq
+
+from headrace.errors import DeadlineError, WireError
+from headrace.wire.address import check_address
+from headrace.wire.codec import check_limits, decoder_for, encode
+from headrace.wire.endpoint import Endpoint
+from headrace.wire.failures import from_failure
+from headrace.wire.keys import Keys
+from headrace.wire.limits import Limits
+from headrace.wire.messages import Call, Cancel, Failure, Reply
+from headrace.wire.refusal import RefusedError
+from headrace.wire.sockets import connect_socket
+
+R = TypeVar("R")
+
+_decode = msgspec.msgpack.Decoder(Reply | Failure).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Client:
+    """Used from one event loop; connects at the first call and again whenever the server comes back."""
+
+    def __init__(self, address: str, *, keys: Keys | None = None, limits: Limits | None = None) -> None:
+        check_address(address, keys=keys)
+        self._address = address
+        self._keys = keys
+        self._limits = limits or Limits()
+        self._endpoint: Endpoint | None = None
+        self._closed = False
+        self._calls = 0
+        self._pending: dict[int, asyncio.Future[tuple[Reply | Failure, list[zmq.Frame]]]] = {}
+
+    async def call(
+        self,
+        method: str,
+        request: object = None,
+        *,
+        reply: type[R] = NoneType,  # type: ignore[assignment]  # the default binds R to NoneType
+        deadline: float,
+        awaiting: str = "",
+    ) -> R:
+        """Call ``method`` and wait at most ``deadline`` seconds. ``awaiting``: in words, for the DeadlineError.
+
+        Raises what the handler raised when that is a HeadraceError, RunError when it is not, WireError when
+        message or reply is refused.
+        """
+        self._calls += 1
+        call = self._calls
+        endpoint = self._connected()
+        header, *arrays = encode(request)
+        message = _encode(Call(call, method, deadline, msgspec.Raw(header)))
+        check_limits([len(message), *(len(array) for array in arrays)], self._limits)
+        loop = asyncio.get_running_loop()
+        future = self._pending[call] = loop.create_future()
+        timer = loop.call_later(deadline, self._expire, call, method, deadline, awaiting)
+        try:
+            endpoint.send([message, *arrays])
+            answer, frames = await future
+        except (asyncio.CancelledError, DeadlineError):
+            self._tell_cancelled(call)
+            raise
+        finally:
+            timer.cancel()
+            self._pending.pop(call, None)
+        if isinstance(answer, Failure):
+            raise from_failure(answer)
+        return self._read(answer, frames, method, reply)
+
+    async def close(self) -> None:
+        """Pending calls fail with WireError. Twice is fine."""
+        self._closed = True
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(WireError(f"the client of {self._address} was closed during the call"))
+        if self._endpoint is not None:
+            self._endpoint.close()
+
+    def _connected(self) -> Endpoint:
+        if self._closed:
+            raise WireError(f"the client of {self._address} is closed")
+        if self._endpoint is None:
+            socket = connect_socket(zmq.Context.instance(), self._address, keys=self._keys, limits=self._limits)
+            self._endpoint = Endpoint(socket, limits=self._limits, deliver=self._deliver)
+        return self._endpoint
+
+    def _expire(self, call: int, method: str, deadline: float, awaiting: str) -> None:
+        future = self._pending[call]
+        if not future.done():
+            what = f", awaiting {awaiting}" if awaiting else ""
+            future.set_exception(DeadlineError(f"no reply to {method} from {self._address} in {deadline:g} s{what}"))
+
+    def _tell_cancelled(self, call: int) -> None:
+        if self._endpoint is not None and not self._closed:
+            self._endpoint.send([_encode(Cancel(call))])
+
+    def _deliver(self, frames: list[zmq.Frame]) -> None:
+        answer = _decode(frames[0].buffer)
+        future = self._pending.get(answer.id)
+        if future is not None and not future.done():
+            future.set_result((answer, frames))
+
+    def _read(self, answer: Reply, frames: list[zmq.Frame], method: str, reply: type[R]) -> R:
+        try:
+            check_limits([len(frame) for frame in frames], self._limits)
+            value: R = decoder_for(reply).decode(answer.body, [frame.buffer for frame in frames[1:]])
+        except RefusedError as refusal:
+            raise WireError(f"the reply to {method} from {self._address}: {refusal.message}") from refusal
+        return value

@@ -1,0 +1,122 @@
+"""Values ↔ frames: one msgpack header, then one raw frame per array. No pickle, no code, no copies.
+
+A header is decoded into a given type or refused. ``Any`` fields decode to plain values and arrays.
+Arrays are not copied: one that is still being sent must not be changed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from headrace.contract import Array, Ragged
+from headrace.wire.arrays import Buffer, pack_array, unpack_array
+from headrace.wire.limits import Limits
+from headrace.wire.refusal import (
+    FRAME_TOO_LARGE,
+    HEADER_TOO_LARGE,
+    MALFORMED,
+    TOO_MANY_FRAMES,
+    WRONG_TYPE,
+    RefusedError,
+)
+from headrace.wire.schema import ColumnOnWire, restore, wire_type
+
+T = TypeVar("T")
+
+
+class _Received(threading.local):
+    """Frames of the message that this thread is decoding."""
+
+    frames: Sequence[Any] = ()
+
+
+_received = _Received()
+
+
+def encode(value: object) -> list[Buffer | Array]:
+    """Header and array frames of ``value``. TypeError for a value that cannot travel."""
+    frames: list[Buffer | Array] = []
+
+    def hook(item: object) -> object:
+        if isinstance(item, np.ndarray):
+            return pack_array(item, frames)
+        if isinstance(item, np.generic):
+            return item.item()
+        raise TypeError(f"values of type {type(item).__qualname__} do not travel")
+
+    header = msgspec.msgpack.Encoder(enc_hook=hook).encode(value)
+    return [header, *frames]
+
+
+def decode(frames: Sequence[Any], kind: type[T], *, limits: Limits | None = None) -> T:
+    """The value of a message (buffers as :func:`encode` made them). RefusedError when it is not a ``kind``."""
+    if not frames:
+        raise RefusedError("a message without a header", reason=MALFORMED)
+    if limits is not None:
+        check_limits([memoryview(f).nbytes for f in frames], limits)
+    value: T = decoder_for(kind).decode(frames[0], frames[1:])
+    return value
+
+
+def check_limits(sizes: Sequence[int], limits: Limits) -> None:
+    """RefusedError when a message of a header and array frames of these sizes (bytes) is over a bound."""
+    if sizes[0] > limits.header_bytes:
+        raise RefusedError(
+            f"a message header of {sizes[0]} bytes; at most {limits.header_bytes} are allowed", reason=HEADER_TOO_LARGE
+        )
+    if len(sizes) - 1 > limits.frames:
+        raise RefusedError(
+            f"a message of {len(sizes) - 1} arrays; at most {limits.frames} are allowed",
+            reason=TOO_MANY_FRAMES,
+            fix="join rows into a Ragged column",
+        )
+    if max(sizes) > limits.frame_bytes:
+        raise RefusedError(
+            f"an array of {max(sizes)} bytes; at most {limits.frame_bytes} are allowed", reason=FRAME_TOO_LARGE
+        )
+
+
+class TypedDecoder:
+    """Decodes headers into one type."""
+
+    def __init__(self, kind: Any) -> None:
+        wire, self._restores = wire_type(kind)
+        self._decoder = msgspec.msgpack.Decoder(wire, dec_hook=_convert, ext_hook=_unpack_extension)
+
+    def decode(self, header: Any, frames: Sequence[Any]) -> Any:
+        """RefusedError when header and frames are not a value of the type."""
+        _received.frames = frames
+        try:
+            value = self._decoder.decode(header)
+            return restore(value) if self._restores else value
+        except RefusedError:
+            raise
+        except (msgspec.ValidationError, TypeError) as error:
+            raise RefusedError(f"a message of the wrong type: {error}", reason=WRONG_TYPE) from error
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise RefusedError(f"a malformed message: {error}", reason=MALFORMED) from error
+        finally:
+            _received.frames = ()
+
+
+@lru_cache(maxsize=1024)
+def decoder_for(kind: Any) -> TypedDecoder:
+    """The decoder of a type; made once."""
+    return TypedDecoder(kind)
+
+
+def _unpack_extension(code: int, payload: memoryview) -> Array:
+    return unpack_array(code, payload, _received.frames)
+
+
+def _convert(kind: type, value: Any) -> Any:
+    """msgspec checks afterwards that the result is a ``kind``."""
+    if kind is ColumnOnWire and isinstance(value, dict) and value.keys() == {"values", "offsets"}:
+        return Ragged(value["values"], value["offsets"])
+    return value

@@ -1,0 +1,50 @@
+"""Which methods of a service may be called from outside, and with what."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_type_hints
+
+from headrace.wire.codec import TypedDecoder, decoder_for
+
+F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
+_MARK = "__headrace_rpc__"
+
+
+def rpc(method: F) -> F:
+    """Mark ``async def method(self, request: T) -> R`` as callable by clients."""
+    setattr(method, _MARK, True)
+    return method
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One marked method, bound."""
+
+    name: str
+    call: Callable[[Any], Awaitable[Any]]
+    request: TypedDecoder
+
+
+def methods_of(service: object) -> dict[str, Method]:
+    """Marked methods by name. ValueError for one whose signature says not exactly what it takes and gives."""
+    found = {}
+    for name, function in inspect.getmembers(type(service), inspect.isfunction):
+        if getattr(function, _MARK, False):
+            found[name] = Method(name, getattr(service, name), decoder_for(_request_type(function)))
+    if not found:
+        raise ValueError(f"{type(service).__qualname__} has no @rpc method")
+    return found
+
+
+def _request_type(function: Callable[..., Any]) -> Any:
+    where = function.__qualname__
+    parameters = list(inspect.signature(function).parameters)
+    if not inspect.iscoroutinefunction(function) or len(parameters) != 2:
+        raise ValueError(f"{where}: an rpc method is `async def method(self, request: T) -> R`")
+    hints = get_type_hints(function)
+    if parameters[1] not in hints or "return" not in hints:
+        raise ValueError(f"{where}: an rpc method's request and reply are annotated")
+    return hints[parameters[1]]

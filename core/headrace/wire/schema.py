@@ -1,0 +1,141 @@
+"""Types as msgspec can decode them: ``Array | Ragged`` is a union that msgspec refuses.
+
+A type that reaches such a union is decoded into a mirror (the same fields, the union replaced by
+:class:`ColumnOnWire`) and restored. Every other type is decoded by msgspec directly.
+
+Invariant: restoring calls the original's constructor, so what it checks is checked for received values too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import UnionType
+from typing import Any, ForwardRef, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+import numpy as np
+
+from headrace.contract import Ragged
+
+
+class _Registered(type):
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, (np.ndarray, Ragged))
+
+
+class ColumnOnWire(metaclass=_Registered):
+    """Stands for ``Array | Ragged`` in mirrors."""
+
+
+_mirrors: dict[type, type] = {}
+_originals: dict[type, type] = {}
+_mirrored_fields: dict[type, frozenset[str]] = {}
+
+
+def wire_type(annotation: Any) -> tuple[Any, bool]:
+    """What msgspec shall decode, and whether the result must go through :func:`restore`."""
+    translated = _translate(annotation, ())
+    return translated, _needs_restore(translated)
+
+
+def restore(value: Any) -> Any:
+    """Replace mirrors by their originals, in containers too."""
+    kind = type(value)
+    if kind in _originals:
+        fields = _mirrored_fields[kind]
+        values = {
+            name: restore(getattr(value, name)) if name in fields else getattr(value, name)
+            for name in kind.__struct_fields__
+        }
+        return _originals[kind](**values)
+    if kind is list or kind is tuple:
+        return kind(restore(item) for item in value)
+    if kind is dict:
+        return {key: restore(item) for key, item in value.items()}
+    return value
+
+
+def is_array(annotation: Any) -> bool:
+    """Whether an annotation is a numpy array, parametrised or not."""
+    return annotation is np.ndarray or get_origin(annotation) is np.ndarray
+
+
+def _translate(annotation: Any, inside: tuple[type, ...]) -> Any:
+    arguments = get_args(annotation)
+    origin = get_origin(annotation)
+    if is_array(annotation) or isinstance(annotation, (str, ForwardRef)):
+        return annotation
+    if origin in (Union, UnionType):
+        return _translate_union(arguments, inside)
+    if arguments:
+        translated = tuple(a if a is Ellipsis else _translate(a, inside) for a in arguments)
+        return annotation if translated == arguments or origin is None else _subscript(annotation, translated)
+    if isinstance(annotation, type) and annotation not in inside and _fields(annotation):
+        return _mirror(annotation, inside)
+    return annotation
+
+
+def _subscript(annotation: Any, arguments: tuple[Any, ...]) -> Any:
+    origin = get_origin(annotation)
+    return origin[arguments if len(arguments) > 1 else arguments[0]] if origin is not None else annotation
+
+
+def _translate_union(arguments: tuple[Any, ...], inside: tuple[type, ...]) -> Any:
+    rest = [a for a in arguments if not is_array(a) and a is not Ragged]
+    if len(arguments) - len(rest) == 2:
+        return Union[(ColumnOnWire, *rest)] if rest else ColumnOnWire
+    return Union[tuple(_translate(a, inside) for a in arguments)]
+
+
+def _fields(kind: type) -> dict[str, Any]:
+    """Field name → type of a dataclass or Struct; empty for anything else."""
+    if not (dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct)):
+        return {}
+    names = kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else [f.name for f in dataclasses.fields(kind)]
+    hints = get_type_hints(kind)
+    return {name: hints[name] for name in names}
+
+
+def _mirror(kind: type, inside: tuple[type, ...]) -> type:
+    if kind in _mirrors:
+        return _mirrors[kind]
+    fields = _fields(kind)
+    translated = {name: _translate(hint, (*inside, kind)) for name, hint in fields.items()}
+    if translated == fields:
+        return kind
+    mirror = _define_mirror(kind, translated)
+    _originals[mirror] = kind
+    _mirrored_fields[mirror] = frozenset(name for name, hint in translated.items() if _needs_restore(hint))
+    _mirrors[kind] = mirror
+    return mirror
+
+
+def _define_mirror(kind: type, fields: dict[str, Any]) -> type:
+    if issubclass(kind, msgspec.Struct):
+        config = kind.__struct_config__
+        described = [
+            (
+                f.name,
+                fields[f.name],
+                msgspec.field(name=f.encode_name, default=f.default, default_factory=f.default_factory),
+            )
+            for f in msgspec.structs.fields(kind)
+        ]
+        return msgspec.defstruct(
+            kind.__name__,
+            described,
+            kw_only=True,
+            array_like=config.array_like,
+            tag=config.tag,
+            tag_field=config.tag_field if config.tag is not None else None,
+        )
+    described = []
+    for f in dataclasses.fields(kind):
+        default = msgspec.NODEFAULT if f.default is dataclasses.MISSING else f.default
+        factory = msgspec.NODEFAULT if f.default_factory is dataclasses.MISSING else f.default_factory
+        described.append((f.name, fields[f.name], msgspec.field(default=default, default_factory=factory)))
+    return msgspec.defstruct(kind.__name__, described, kw_only=True)
+
+
+def _needs_restore(annotation: Any) -> bool:
+    return annotation in _originals if isinstance(annotation, type) else any(map(_needs_restore, get_args(annotation)))

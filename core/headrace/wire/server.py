@@ -1,0 +1,150 @@
+"""Serves the rpc methods of an object: every call is a task of the loop.
+
+Invariants: a message that is not a valid call never ends the server, it is counted in ``refused``; no handler
+outlives its caller's wish for an answer, nor the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Any
+
+import msgspec
+import zmq
+
+from headrace.errors import HeadraceError, RunError, WireError
+from headrace.wire.codec import check_limits, encode
+from headrace.wire.endpoint import Endpoint
+from headrace.wire.failures import to_failure, unexpected
+from headrace.wire.gate import Gate
+from headrace.wire.keys import Keys
+from headrace.wire.limits import Limits
+from headrace.wire.messages import Call, Cancel, Failure, Reply
+from headrace.wire.methods import Method, methods_of
+from headrace.wire.refusal import HEADER_TOO_LARGE, MALFORMED, UNKNOWN_METHOD, RefusedError
+from headrace.wire.sockets import bind_socket
+
+logger = logging.getLogger(__name__)
+
+_decode = msgspec.msgpack.Decoder(Call | Cancel).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Server:
+    """``refused`` counts messages and peers turned away, by reason."""
+
+    def __init__(
+        self, service: object, *, address: str, keys: Keys | None = None, limits: Limits | None = None
+    ) -> None:
+        self.refused: Counter[str] = Counter()
+        self._methods = methods_of(service)
+        self._address = address
+        self._keys = keys
+        self._limits = limits or Limits()
+        self._running: dict[tuple[bytes, int], asyncio.Task[None]] = {}
+        self._endpoint: Endpoint | None = None
+        self._gate: Gate | None = None
+        self._own_context: zmq.Context[zmq.Socket[bytes]] | None = None
+
+    async def start(self) -> str:
+        """Listen; returns the bound address. WireError when the address cannot be used."""
+        if self._endpoint is not None:
+            raise ValueError(f"the server of {self._address} was started before")
+        context = zmq.Context.instance()
+        if self._keys is not None:
+            context = self._own_context = zmq.Context()
+            self._gate = Gate(context, self._keys, self.refused)
+        try:
+            socket = bind_socket(context, self._address, keys=self._keys, limits=self._limits)
+        except WireError:
+            await self.close()
+            raise
+        self._endpoint = Endpoint(socket, limits=self._limits, deliver=self._deliver)
+        self._endpoint.refused = self.refused
+        self._address = socket.last_endpoint.rstrip(b"\0").decode()
+        return self._address
+
+    async def close(self) -> None:
+        """Cancel running handlers and wait for them, then close the socket. Twice is fine."""
+        running = list(self._running.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        if self._endpoint is not None:
+            self._endpoint.close()
+        if self._gate is not None:
+            self._gate.close()
+        if self._own_context is not None:
+            self._own_context.term()
+            self._own_context = None
+
+    def _deliver(self, frames: list[zmq.Frame]) -> None:
+        try:
+            self._accept(frames)
+        except RefusedError as refusal:
+            self.refused[refusal.reason] += 1
+
+    def _accept(self, frames: list[zmq.Frame]) -> None:
+        if len(frames) < 2:
+            raise RefusedError("a message without a header", reason=MALFORMED)
+        if len(frames[1]) > self._limits.header_bytes:
+            raise RefusedError("a header over the limit", reason=HEADER_TOO_LARGE)
+        try:
+            message = _decode(frames[1].buffer)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise RefusedError(f"not a call: {error}", reason=MALFORMED) from error
+        route = frames[0].bytes
+        if isinstance(message, Cancel):
+            task = self._running.get((route, message.id))
+            if task is not None:
+                task.cancel()
+            return
+        try:
+            method, request = self._read(message, frames)
+        except RefusedError as refusal:
+            self._send(route, to_failure(message.id, refusal))
+            raise
+        key = (route, message.id)
+        self._running[key] = asyncio.get_running_loop().create_task(self._run(key, method, request, message.seconds))
+
+    def _read(self, call: Call, frames: list[zmq.Frame]) -> tuple[Method, Any]:
+        method = self._methods.get(call.method)
+        if method is None:
+            raise RefusedError(
+                f"no method {call.method!r} at {self._address}; it has {', '.join(sorted(self._methods))}",
+                reason=UNKNOWN_METHOD,
+            )
+        check_limits([len(frame) for frame in frames[1:]], self._limits)
+        try:
+            return method, method.request.decode(call.body, [frame.buffer for frame in frames[2:]])
+        except RefusedError as refusal:
+            raise RefusedError(f"{call.method}: {refusal.message}", reason=refusal.reason) from refusal
+
+    async def _run(self, key: tuple[bytes, int], method: Method, request: Any, seconds: float) -> None:
+        route, call = key
+        task = self._running[key]
+        timer = asyncio.get_running_loop().call_later(seconds, task.cancel)
+        try:
+            header, *arrays = encode(await method.call(request))
+            message = _encode(Reply(call, msgspec.Raw(header)))
+            check_limits([len(message), *(len(array) for array in arrays)], self._limits)
+            self._send(route, message, arrays)
+        except asyncio.CancelledError:
+            if not task.cancelling():
+                self._send(route, to_failure(call, RunError(f"{method.name} was cancelled from within")))
+        except HeadraceError as error:
+            self._send(route, to_failure(call, error))
+        except Exception as error:
+            # The supervisor of handlers: one call's bug ends that call, not the node.
+            logger.exception("%s failed", method.name)
+            self._send(route, to_failure(call, unexpected(method.name, error)))
+        finally:
+            timer.cancel()
+            del self._running[key]
+
+    def _send(self, route: bytes, message: bytes | Failure, arrays: list[Any] | None = None) -> None:
+        if self._endpoint is not None:
+            header = message if isinstance(message, bytes) else _encode(message)
+            self._endpoint.send([route, header, *(arrays or ())])

@@ -1,0 +1,67 @@
+"""Sockets with their options set: the queue bound, the message bound, keys, and no lingering."""
+
+from __future__ import annotations
+
+import zmq
+
+from headrace.errors import WireError
+from headrace.wire.address import check_address, check_free
+from headrace.wire.keys import Keys
+from headrace.wire.limits import Limits
+
+ZAP_DOMAIN = "headrace"
+
+
+def bind_socket(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, *, keys: Keys | None, limits: Limits
+) -> zmq.Socket[bytes]:
+    """A ROUTER bound to ``address``. WireError, and no socket left open, when that fails."""
+    check_address(address, keys=keys)
+    check_free(address)
+    socket = _socket(context, zmq.ROUTER, limits)
+    if keys is not None:
+        socket.curve_server = True
+        socket.curve_secretkey = keys.server_secret.encode()
+        socket.zap_domain = ZAP_DOMAIN.encode()
+        # Without this libzmq lets everybody in whenever nobody answers its authentication requests.
+        socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    try:
+        socket.bind(address)
+    except zmq.ZMQError as error:
+        socket.close(linger=0)
+        raise WireError(
+            f"cannot listen on {address}: {error.strerror}", fix="free that address, or use tcp port 0"
+        ) from error
+    return socket
+
+
+def connect_socket(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, *, keys: Keys | None, limits: Limits
+) -> zmq.Socket[bytes]:
+    """A DEALER that connects to ``address``, now or when somebody listens there."""
+    check_address(address, keys=keys)
+    socket = _socket(context, zmq.DEALER, limits)
+    if keys is not None:
+        socket.curve_serverkey = keys.server_public.encode()
+        socket.curve_publickey = keys.client_public.encode()
+        socket.curve_secretkey = keys.client_secret.encode()
+    socket.reconnect_ivl = _RECONNECT_MS
+    socket.reconnect_ivl_max = _RECONNECT_MAX_MS
+    try:
+        socket.connect(address)
+    except zmq.ZMQError as error:
+        socket.close(linger=0)
+        raise WireError(f"cannot connect to {address}: {error.strerror}") from error
+    return socket
+
+
+_RECONNECT_MS = 20
+_RECONNECT_MAX_MS = 1000
+
+
+def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, limits: Limits) -> zmq.Socket[bytes]:
+    socket = context.socket(kind)
+    socket.linger = 0
+    socket.sndhwm = socket.rcvhwm = limits.queue
+    socket.maxmsgsize = 2 * max(limits.frame_bytes, limits.header_bytes)
+    return socket
