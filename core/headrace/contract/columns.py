@@ -42,6 +42,8 @@ GROUP = "group"
 """Dense int64: the prompt's group id."""
 VERSION = "version"
 """Dense int64: policy version of the row's oldest token."""
+TRUNCATED = "truncated"
+"""Dense bool: the response ended with ``length``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,11 +17,14 @@ from headrace.contract.weights import WeightManifest
 class InferenceCapabilities:
     """What an engine with given settings can do; read before anything starts."""
 
+    slots: int = 1
+    """Requests it decodes at the same time."""
     live_versions: int = 1
     """Policy versions it can serve at the same time; above 1 it is :class:`MultiVersion`."""
     deterministic: bool = False
     """Requests submitted together are admitted in that order and decoded in the same batches."""
-    dtypes: tuple[str, ...] = ("float32",)
+    dtype: str = "float32"
+    """What it computes in; decides how closely its log-probs can match a trainer's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

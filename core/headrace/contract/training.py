@@ -31,7 +31,7 @@ class TrainingCapabilities:
     """It is :class:`Snapshots`."""
     scratch: bool = False
     """It is :class:`ScratchModels`."""
-    dtypes: tuple[str, ...] = ("float32",)
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,78 @@
+"""A run's directory: one place for every path in it.
+
+RUN/
+  job.json            the resolved job, every default written out
+  events.jsonl        append-only; the audit's input
+  metrics.jsonl       one object per training batch
+  evaluation.jsonl    one object per evaluation, with sample answers
+  model/              the model it started from, and `final/`, the exported result
+  checkpoints/        resume saves
+  logs/               one file per node
+  report.html
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import RunError
+
+
+class RunDirectory:
+    """Paths of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.events = path / "events.jsonl"
+        self.metrics = path / "metrics.jsonl"
+        self.evaluation = path / "evaluation.jsonl"
+        self.models = path / "model"
+        self.checkpoints = path / "checkpoints"
+        self.logs = path / "logs"
+
+    @classmethod
+    def create(cls, base: Path, name: str) -> RunDirectory:
+        """The first unused ``base/name-N``."""
+        for number in itertools.count(1):
+            try:
+                return cls._make(base / f"{name}-{number}")
+            except FileExistsError:
+                continue
+        raise AssertionError("unreachable")
+
+    @classmethod
+    def create_at(cls, path: Path) -> RunDirectory:
+        """Exactly ``path``, which must not exist or be empty."""
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+        try:
+            return cls._make(path)
+        except FileExistsError:
+            raise RunError(
+                f"run directory {path} is not empty",
+                origin="--run-dir",
+                fix="name a new directory; a run never overwrites another",
+            ) from None
+
+    @classmethod
+    def _make(cls, path: Path) -> RunDirectory:
+        try:
+            path.mkdir(parents=True)
+            run = cls(path.resolve())
+            for folder in (run.models, run.checkpoints, run.logs):
+                folder.mkdir()
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise RunError(
+                f"run directory {path} cannot be written: {error.strerror}",
+                fix="choose another place with [job] runs or --run-dir",
+            ) from error
+        return run
+
+    def write_job(self, resolved: dict[str, Any]) -> None:
+        """Keep the resolved job."""
+        (self.path / "job.json").write_text(json.dumps(resolved, indent=2) + "\n")

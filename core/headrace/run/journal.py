@@ -1,0 +1,71 @@
+"""Everything a run writes down, and who is told: events, metrics, evaluations, observers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.config import Job
+from headrace.hooks import Observer
+from headrace.observe.events import EventLog
+from headrace.observe.observers import ObserverManager
+from headrace.observe.records import EvaluationLog, EvaluationRecord, MetricsLog
+from headrace.registry import build
+from headrace.run.directory import RunDirectory
+
+
+class Journal:
+    """One per run; used in the controller's process only."""
+
+    def __init__(self, directory: RunDirectory, job: Job) -> None:
+        self._events = EventLog(directory.events)
+        self._metrics = MetricsLog(directory.metrics)
+        self._evaluations = EvaluationLog(directory.evaluation)
+        self._before: EvaluationRecord | None = None
+        self._after: EvaluationRecord | None = None
+        self._mode: str | None = None
+        self._rolling_out = False
+        self._observers = ObserverManager()
+        for spec in job.observers:
+            observer = build(spec)
+            assert isinstance(observer, Observer)
+            self._observers.register(observer, name=spec.use)
+        self._observers.run_opened(str(directory.path), job.resolved())
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Append an event and show it to observers."""
+        if kind == "phase_started":
+            self._rolling_out = self._rolling_out or fields["rollout"]
+        self._observers.event(self._events.emit(kind, **fields))
+
+    def metrics(self, values: dict[str, float], *, phase: str, version: int, step: int) -> None:
+        """Append a metrics record and show it to observers."""
+        self._observers.metrics(self._metrics.write(values, phase=phase, version=version, step=step))
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """Append an evaluation. The answers shown as "before" are the last ones from before anything was trained on
+        generated rows."""
+        self._evaluations.write(record)
+        if self._mode not in (None, record.mode):
+            return
+        self._mode = record.mode
+        if self._before is None or not self._rolling_out:
+            self._before = record
+        self._after = record
+
+    def samples(self) -> dict[str, Any]:
+        """Sample answers before and after."""
+        return {
+            name: [{"prompt": s.prompt, "answer": s.answer, "reward": s.reward} for s in record.samples]
+            for name, record in (("samples_before", self._before), ("samples_after", self._after))
+            if record is not None
+        }
+
+    def finish(self, status: str, reason: str) -> None:
+        """The last event."""
+        self.emit("run_finished", status=status, reason=reason)
+        for log in (self._events, self._metrics, self._evaluations):
+            log.close()
+
+    def close(self, status: str, summary: dict[str, Any]) -> None:
+        """Tell observers and close them."""
+        self._observers.run_closed(status, summary)

@@ -1,0 +1,1 @@
+"""Thin asyncio shells around ``flow``: one file per node, and the controller that drives them."""

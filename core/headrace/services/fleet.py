@@ -1,0 +1,205 @@
+"""The rollout instances as the controller sees them: which versions each serves, and how it gets others.
+
+Invariant: an instance is given work of a version only after it reported the version committed with the digest
+the trainer published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from headrace.contract import Batch, Completion, GenerationRequest, Ragged, Sampling
+from headrace.contract.columns import LOSS_MASK, TOKENS
+from headrace.errors import EngineError, WireError
+from headrace.flow import Flow
+from headrace.services.messages import GenerateCall, VersionCall, VersionLoaded
+from headrace.wire import Client
+
+LOAD_DEADLINE = 120.0
+PROBE_TOKENS = 16
+PROBE_DEADLINE = 60.0
+
+
+@dataclass(slots=True)
+class Instance:
+    """One rollout node."""
+
+    name: str
+    address: str
+    slots: int
+    live_versions: int
+    client: Client
+    versions: set[int] = field(default_factory=set)
+    loading: int | None = None
+
+
+class Fleet:
+    """All instances. ``changed`` is called whenever an instance gained or lost a version."""
+
+    def __init__(self, *, emit: Callable[..., Any], spawn: Callable[[Coroutine[Any, Any, None], str], Any]) -> None:
+        self._emit = emit
+        self._spawn = spawn
+        self._instances: dict[str, Instance] = {}
+        self._flow: Flow | None = None
+        self._digests: dict[int, str] = {}
+        self._gained = asyncio.Condition()
+        self.changed: Callable[[], None] = lambda: None
+
+    def add(self, name: str, address: str, *, slots: int, live_versions: int) -> None:
+        """A node that serves and hosts no policy version yet."""
+        self._instances[name] = Instance(name, address, slots, live_versions, Client(address))
+
+    def __len__(self) -> int:
+        return len(self._instances)
+
+    def address(self, name: str) -> str:
+        """Where an instance serves; "" for no instance."""
+        return self._instances[name].address if name else ""
+
+    def hosting(self, version: int) -> list[Instance]:
+        """Instances that serve a version, by name."""
+        return [i for _, i in sorted(self._instances.items()) if version in i.versions]
+
+    async def close(self) -> None:
+        for instance in self._instances.values():
+            await instance.client.close()
+
+    # ------------------------------------------------------------ versions
+
+    def published(self, version: int, digest: str) -> None:
+        """Remember what a version must be."""
+        self._digests[version] = digest
+
+    def follow(self, flow: Flow | None) -> None:
+        """Let ``flow`` decide, from now on, which versions instances load and retire."""
+        self._flow = flow
+        if flow is not None:
+            for name, i in sorted(self._instances.items()):
+                flow.join(name, slots=i.slots, live_versions=i.live_versions, versions=tuple(i.versions))
+            self.sync()
+
+    def sync(self) -> None:
+        """Carry out what ``flow`` wants now; loads run in the background."""
+        if self._flow is None:
+            return
+        for switch in self._flow.switches():
+            instance = self._instances[switch.instance]
+            if instance.loading is None and (switch.load is not None or switch.retire):
+                instance.loading = switch.load if switch.load is not None else -1
+                self._spawn(self._switch(instance, switch.load, switch.retire), f"switch {instance.name}")
+
+    async def _switch(self, instance: Instance, load: int | None, retire: tuple[int, ...]) -> None:
+        for version in retire:
+            await self._retire(instance, version)
+        if load is not None:
+            await self._load(instance, load)
+        instance.loading = None
+        self.sync()
+        self.changed()
+
+    async def _retire(self, instance: Instance, version: int) -> None:
+        instance.versions.discard(version)
+        await instance.client.call(
+            "retire_version",
+            VersionCall(version=version),
+            deadline=LOAD_DEADLINE,
+            awaiting=f"{instance.name} to retire version {version}",
+        )
+        if self._flow is not None:
+            self._flow.retired_on(instance.name, version)
+
+    async def _load(self, instance: Instance, version: int) -> None:
+        try:
+            loaded = await instance.client.call(
+                "load_version",
+                VersionCall(version=version),
+                reply=VersionLoaded,
+                deadline=LOAD_DEADLINE,
+                awaiting=f"{instance.name} to load version {version}",
+            )
+        except WireError:
+            if self._flow is not None and version < self._flow.view().version:
+                return  # overtaken: the version was retired while it travelled
+            raise
+        if loaded.digest != self._digests[version]:
+            raise EngineError(
+                f"{instance.name} loaded version {version} with digest {loaded.digest}, "
+                f"the trainer published {self._digests[version]}",
+                origin=f"node {instance.name}",
+                fix="a transport that alters weights cannot be used",
+            )
+        instance.versions.add(version)
+        self._emit("instance_version", instance=instance.name, version=version, digest=loaded.digest)
+        if self._flow is not None:
+            self._flow.committed(instance.name, version)
+        async with self._gained:
+            self._gained.notify_all()
+
+    async def wait_for(self, version: int, *, everywhere: bool) -> None:
+        """Returns when an instance, or every one, serves ``version``."""
+        wanted = len(self) if everywhere else 1
+        async with self._gained:
+            await asyncio.wait_for(self._gained.wait_for(lambda: len(self.hosting(version)) >= wanted), LOAD_DEADLINE)
+
+    async def load_everywhere(self, version: int) -> None:
+        """Load a version on every instance and forget the others: for phases in which nothing rolls out."""
+        for instance in self._instances.values():
+            for old in instance.versions - {version}:
+                await self._retire(instance, old)
+        missing = [i for i in self._instances.values() if version not in i.versions]
+        await asyncio.gather(*(self._load(i, version) for i in missing))
+
+    # ------------------------------------------------------------ self-check
+
+    async def self_check(self, trainer: Client, version: int, *, temperature: float, tolerance: float) -> None:
+        """Every instance samples a few tokens; the trainer must give them the same log-probs. Catches wrong weights,
+        a wrong config or a wrong temperature before the first batch instead of as a slow decline."""
+        for instance in self._instances.values():
+            completion = await self._probe(instance, version, temperature)
+            prompt = _probe_prompt()
+            tokens = np.concatenate([prompt, completion.token_ids])
+            batch = Batch(
+                rows=np.zeros(1, dtype=np.int64),
+                columns={
+                    TOKENS: Ragged.from_arrays([tokens]),
+                    LOSS_MASK: Ragged.from_arrays([np.arange(len(tokens)) >= len(prompt)]),
+                },
+            )
+            scored = await trainer.call(
+                "logprobs", batch, reply=Batch, deadline=PROBE_DEADLINE, awaiting="the trainer to score the probe"
+            )
+            expected = scored.ragged("logprobs")[0][len(prompt) :]
+            gap = float(np.abs(expected - completion.logprobs).max())
+            self._emit("self_check", instance=instance.name, version=version, max_abs_logprob_diff=gap)
+            if not gap <= tolerance:
+                raise EngineError(
+                    f"trainer and {instance.name} disagree on the same tokens under the same weights: "
+                    f"max |log-prob difference| {gap:.3g}, at most {tolerance:.3g} was expected",
+                    origin=f"start-up self-check, version {version}",
+                    fix="compare the engines' model config, dtype and temperature handling",
+                )
+
+    async def _probe(self, instance: Instance, version: int, temperature: float) -> Completion:
+        request = GenerationRequest(
+            request_id=f"probe-{instance.name}",
+            prompt=_probe_prompt(),
+            sampling=Sampling(max_new_tokens=PROBE_TOKENS, temperature=temperature, seed=1),
+            version=version,
+        )
+        return await instance.client.call(
+            "generate",
+            GenerateCall(request=request),
+            reply=Completion,
+            deadline=PROBE_DEADLINE,
+            awaiting=f"{instance.name} to answer the probe",
+        )
+
+
+def _probe_prompt() -> np.ndarray:
+    """Token ids that every vocabulary has."""
+    return np.arange(3, 8, dtype=np.int32)

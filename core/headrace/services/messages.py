@@ -1,0 +1,262 @@
+"""Every message between the controller and its nodes, typed. Arrays appear only in batches, episodes and
+generation requests, which travel straight between the nodes that make and use them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headrace.contract import FinishReason, GenerationRequest, Metric, SaveKind, Split
+from headrace.registry import PluginSpec
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """Base: immutable, fields by name."""
+
+
+# ---------------------------------------------------------------- nodes and the supervisor
+
+
+class NodeSpec(Message, frozen=True):
+    """What a node process reads first; written to a private file by the supervisor."""
+
+    name: str
+    role: str
+    controller: str
+    """Address of the controller."""
+    address: str
+    """Where this node serves."""
+    directory: str
+    """Private directory for sockets."""
+    setup: bytes
+    """The role's own setup message, msgpack."""
+
+
+class Registration(Message, frozen=True):
+    """A node tells the controller that it serves."""
+
+    name: str
+    pid: int
+    address: str
+
+
+class Heartbeat(Message, frozen=True):
+    """Sent every second by every node."""
+
+    name: str
+    loop_lag: float
+    """Seconds by which the node's event loop was late, at most since the last heartbeat."""
+
+
+# ---------------------------------------------------------------- rollout nodes
+
+
+class RolloutSetup(Message, frozen=True):
+    """How a rollout node starts its engine."""
+
+    engine: PluginSpec
+    transport: PluginSpec
+    model_path: str
+    publisher: str
+    """Address of the trainer's weight publisher."""
+    threads: int
+
+
+class GenerateCall(Message, frozen=True):
+    """One request to an instance. In lockstep the instance begins a cohort only when all of it has arrived."""
+
+    request: GenerationRequest
+    cohort: str = ""
+    cohort_size: int = 0
+
+
+class VersionLoaded(Message, frozen=True):
+    """An instance has verified and committed a version."""
+
+    version: int
+    digest: str
+    seconds: float
+
+
+# ---------------------------------------------------------------- trainer node
+
+
+class TrainerSetup(Message, frozen=True):
+    """What a trainer node needs before its first phase."""
+
+    transport: PluginSpec
+    storage: str
+    """Address of the storage unit."""
+    threads: int
+    seed: int
+
+
+class ScratchModel(Message, frozen=True):
+    """Create a model directory."""
+
+    engine: PluginSpec
+    path: str
+    settings: dict[str, Any]
+    seed: int
+
+
+class PhaseSetup(Message, frozen=True):
+    """Start a phase: a fresh engine on ``model_path`` with the phase's settings."""
+
+    engine: PluginSpec
+    algorithm: PluginSpec
+    model_path: str
+    total_steps: int
+    temperature: float
+    mini_batches: int
+    micro_batch_tokens: int
+
+
+class TrainCall(Message, frozen=True):
+    """Train one batch: whole groups, row ids ascending."""
+
+    version: int
+    rows: list[int]
+
+
+class TrainReply(Message, frozen=True):
+    """What a training batch did."""
+
+    applied: int
+    """Optimiser steps applied."""
+    skipped: int
+    """Optimiser steps not applied because loss or gradient was not finite."""
+    metrics: dict[str, Metric]
+    tokens: int
+    """Trainable tokens in the batch."""
+    started: float
+    finished: float
+
+
+class SaveCall(Message, frozen=True):
+    """Write weights to a directory."""
+
+    path: str
+    kind: SaveKind
+
+
+class VersionCall(Message, frozen=True):
+    """Anything about one policy version."""
+
+    version: int
+
+
+# ---------------------------------------------------------------- environment workers
+
+
+class WorkerSetup(Message, frozen=True):
+    """What an environment worker needs."""
+
+    environment: PluginSpec
+    model_path: str
+    seed: int
+    storage: str
+    scoring_workers: int
+    scoring_deadline: float
+    python: str
+    log_path: str
+
+
+class Member(Message, frozen=True):
+    """One trajectory of a work item."""
+
+    trajectory: int
+    task: int
+    """Index in the environment's stream."""
+    instance: str
+    """Address of the rollout instance; empty for demonstrations."""
+    seed: int
+    cohort: str = ""
+    cohort_size: int = 0
+
+
+class WorkItem(Message, frozen=True):
+    """One group to roll out, demonstrate, or (``evaluation``) a set of held-out tasks to answer."""
+
+    kind: str
+    """``rollout``, ``demonstration`` or ``evaluation``."""
+    group: int
+    """Group id; for evaluation the work item's number."""
+    version: int
+    split: Split
+    members: list[Member]
+    max_new_tokens: int
+    temperature: float
+    greedy: bool = False
+
+
+class WorkRequest(Message, frozen=True):
+    """A worker asks for work; answered when there is some, or with None after a while."""
+
+    worker: str
+
+
+class TrajectoryFinished(Message, frozen=True, tag=True):
+    """A trajectory's tokens are done; it is not scored yet."""
+
+    group: int
+    trajectory: int
+    spans: list[tuple[int, int, int]]
+    """(version, start, stop) in response coordinates, as the engine reported them."""
+    prompt_tokens: int
+    response_tokens: int
+    finish_reason: FinishReason
+    started: float
+    finished: float
+
+
+class GroupStored(Message, frozen=True, tag=True):
+    """All members of a group are scored and their rows stored. Lists are parallel to ``trajectories``."""
+
+    group: int
+    trajectories: list[int]
+    versions: list[int]
+    tokens: list[int]
+    nbytes: list[int]
+    rewards: list[float]
+    unscored: dict[str, int] = {}
+    """Members that could not be scored, by reason."""
+
+
+class GroupFailed(Message, frozen=True, tag=True):
+    """A group that cannot become rows."""
+
+    group: int
+    trajectory: int
+    reason: str
+    detail: str
+    """The error's text, with traceback where there is one."""
+
+
+class EvaluationSample(Message, frozen=True):
+    """One held-out answer."""
+
+    task: int
+    prompt: str
+    answer: str
+    reward: float
+    correct: bool
+
+
+class EvaluationDone(Message, frozen=True, tag=True):
+    """Answers of one evaluation work item."""
+
+    item: int
+    greedy: bool
+    versions: list[int]
+    """Every version in any span; more than the pinned one is an engine's fault."""
+    samples: list[EvaluationSample]
+
+
+class Report(Message, frozen=True):
+    """What happened at a worker since its last report, in order."""
+
+    worker: str
+    entries: list[TrajectoryFinished | GroupStored | GroupFailed | EvaluationDone]

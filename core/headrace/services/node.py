@@ -1,0 +1,157 @@
+"""A node process: ``python -m headrace.services.node SPEC``. Serves one role until told to end.
+
+Invariant: a node never outlives its run. It dies with its launcher, ends on SIGTERM, and ends by itself when
+the controller stops answering heartbeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.errors import DeadlineError, HeadraceError
+from headrace.process import die_with_parent
+from headrace.services.messages import Heartbeat, NodeSpec, Registration
+from headrace.wire import Client, Server
+
+HEARTBEAT_SECONDS = 1.0
+CONTROLLER_DEADLINE = 15.0
+"""A controller silent for this long is gone."""
+
+log = logging.getLogger("headrace.node")
+
+
+class NodeService:
+    """Base of the roles' services: ``start``, ``close``, and ``@rpc`` methods."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Set when a background task failed: the node then ends with that error."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Make the role usable."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Free everything; called once."""
+        raise NotImplementedError
+
+    def supervise(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run background work whose failure ends the node."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) and not self.failed.done():
+            self.failed.set_exception(error)
+
+    async def cancel_background(self) -> None:
+        """End background work."""
+        for task in (tasks := list(self._tasks)):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self.failed.done():
+            self.failed.exception()
+
+
+def service_class(role: str) -> type[NodeService]:
+    """The service of a role; imported only in the process that runs it."""
+    if role == "rollout":
+        from headrace.services.rollout import RolloutService
+
+        return RolloutService
+    if role == "trainer":
+        from headrace.services.trainer import TrainerService
+
+        return TrainerService
+    if role == "environment":
+        from headrace.services.worker import WorkerService
+
+        return WorkerService
+    if role == "storage":
+        from headrace.services.storage import StorageService
+
+        return StorageService
+    raise ValueError(f"no service for role {role!r}")
+
+
+async def _beat(spec: NodeSpec, controller: Client) -> None:
+    """Heartbeats until the controller stops answering."""
+    loop = asyncio.get_running_loop()
+    lag = 0.0
+    while True:
+        await controller.call(
+            "heartbeat",
+            Heartbeat(name=spec.name, loop_lag=lag),
+            deadline=CONTROLLER_DEADLINE,
+            awaiting="the controller's answer to a heartbeat",
+        )
+        due = loop.time() + HEARTBEAT_SECONDS
+        await asyncio.sleep(HEARTBEAT_SECONDS)
+        lag = max(0.0, loop.time() - due)
+
+
+async def serve(spec: NodeSpec) -> None:
+    """Run one node to its end."""
+    service = service_class(spec.role)(spec)
+    server = Server(service, address=spec.address)
+    controller = Client(spec.controller)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    try:
+        await service.start()
+        address = await server.start()
+        await controller.call(
+            "register",
+            Registration(name=spec.name, pid=os.getpid(), address=address),
+            deadline=CONTROLLER_DEADLINE,
+            awaiting="the controller to accept this node",
+        )
+        beat = asyncio.create_task(_beat(spec, controller))
+        stopped = asyncio.create_task(stop.wait())
+        ends: set[asyncio.Future[Any]] = {beat, stopped, service.failed}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for ended in (service.failed, beat):
+            if ended.done():
+                ended.result()
+        beat.cancel()
+        stopped.cancel()
+    finally:
+        await server.close()
+        await service.cancel_background()
+        await service.close()
+        await controller.close()
+
+
+def main(spec_path: str) -> int:
+    """Entry point. Exit status 0 after SIGTERM, 1 after an error that is printed to the node's log."""
+    die_with_parent()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    spec = msgspec.json.decode(Path(spec_path).read_bytes(), type=NodeSpec)
+    try:
+        asyncio.run(serve(spec))
+    except DeadlineError as error:
+        log.error("node %s ends: %s", spec.name, error)
+        return 1
+    except HeadraceError as error:
+        log.error("node %s failed: %s", spec.name, error, exc_info=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,214 @@
+"""The rollout node: one inference engine behind a socket.
+
+Invariant: a request reaches the engine only with the version it is pinned to, and the version of every span
+handed on is the one the engine reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from headrace.contract import (
+    Array,
+    Completion,
+    EngineHealth,
+    FinishReason,
+    GenerationOutput,
+    InferenceContext,
+    InferenceEngine,
+    MultiVersion,
+    TransportContext,
+    VersionSpan,
+    WeightReceiver,
+    WeightTransport,
+)
+from headrace.errors import EngineError
+from headrace.registry import build
+from headrace.services.messages import GenerateCall, NodeSpec, RolloutSetup, VersionCall, VersionLoaded
+from headrace.services.node import NodeService
+from headrace.wire import rpc
+
+BASE_VERSION = -1
+"""The weights an engine starts with. Never served: policy versions begin at 0 and arrive by the transport."""
+FETCH_DEADLINE = 60.0
+COHORT_DEADLINE = 60.0
+
+
+@dataclass(slots=True)
+class _Pending:
+    """One request the engine is working on: its pieces so far and who waits for them."""
+
+    done: asyncio.Future[Completion]
+    token_ids: list[Array] = field(default_factory=list)
+    logprobs: list[Array] = field(default_factory=list)
+    spans: list[VersionSpan] = field(default_factory=list)
+
+    def add(self, output: GenerationOutput) -> None:
+        self.token_ids.append(output.token_ids)
+        self.logprobs.append(output.logprobs)
+        self.spans.extend(output.spans)
+
+    def completion(self, reason: FinishReason) -> Completion:
+        return Completion(
+            token_ids=np.concatenate(self.token_ids),
+            logprobs=np.concatenate(self.logprobs),
+            spans=_joined(self.spans),
+            finish_reason=reason,
+        )
+
+
+def _joined(spans: list[VersionSpan]) -> tuple[VersionSpan, ...]:
+    """Adjacent spans of one version as one."""
+    joined: list[VersionSpan] = []
+    for span in spans:
+        if span.start == span.stop:
+            continue
+        if joined and joined[-1].version == span.version and joined[-1].stop == span.start:
+            joined[-1] = VersionSpan(version=span.version, start=joined[-1].start, stop=span.stop)
+        else:
+            joined.append(span)
+    return tuple(joined)
+
+
+@dataclass(slots=True)
+class _Cohort:
+    """Requests that must be decoded together, held back until all have arrived."""
+
+    size: int
+    calls: list[GenerateCall] = field(default_factory=list)
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    left: int = 0
+
+
+class RolloutService(NodeService):
+    """Serves ``generate``, version loading and health of one instance."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        super().__init__(spec)
+        self._setup = msgspec.msgpack.decode(spec.setup, type=RolloutSetup)
+        engine = build(self._setup.engine)
+        transport = build(self._setup.transport)
+        assert isinstance(engine, InferenceEngine)
+        assert isinstance(transport, WeightTransport)
+        self._engine = engine
+        self._transport = transport
+        self._receiver: WeightReceiver | None = None
+        self._pending: dict[str, _Pending] = {}
+        self._outputs: asyncio.Task[None] | None = None
+        self._loading = asyncio.Lock()
+        self._cohorts: dict[str, _Cohort] = {}
+        self._cohort_turn = asyncio.Lock()
+
+    async def start(self) -> None:
+        setup = self._setup
+        await self._engine.start(
+            InferenceContext(name=self.name, model_path=setup.model_path, version=BASE_VERSION, threads=setup.threads)
+        )
+        context = TransportContext(directory=self.spec.directory, name=self.name)
+        self._receiver = self._transport.receiver(context, setup.publisher)
+        self._outputs = self.supervise(self._collect(), "engine outputs")
+
+    async def close(self) -> None:
+        await self._engine.close()
+        if self._receiver is not None:
+            await asyncio.to_thread(self._receiver.close)
+
+    # ------------------------------------------------------------ generation
+
+    @rpc
+    async def generate(self, call: GenerateCall) -> Completion:
+        """The whole completion of one request."""
+        pending = _Pending(asyncio.get_running_loop().create_future())
+        self._pending[call.request.request_id] = pending
+        try:
+            if call.cohort:
+                return await self._generate_in_cohort(call, pending)
+            await self._engine.submit([call.request])
+            return await pending.done
+        finally:
+            del self._pending[call.request.request_id]
+            if not pending.done.done():
+                await self._engine.abort([call.request.request_id])
+
+    async def _generate_in_cohort(self, call: GenerateCall, pending: _Pending) -> Completion:
+        """Cohorts take turns, and each is submitted at once in id order: what is decoded together then depends on
+        ids alone, never on arrival times."""
+        cohort = self._cohorts.get(call.cohort)
+        if cohort is None:
+            cohort = self._cohorts[call.cohort] = _Cohort(call.cohort_size)
+            self.supervise(self._run_cohort(call.cohort, cohort), f"cohort {call.cohort}")
+        cohort.calls.append(call)
+        cohort.left += 1
+        if len(cohort.calls) == cohort.size:
+            cohort.complete.set()
+        try:
+            return await pending.done
+        finally:
+            cohort.left -= 1
+            if cohort.left == 0:
+                cohort.begun.set()
+
+    async def _run_cohort(self, name: str, cohort: _Cohort) -> None:
+        try:
+            await asyncio.wait_for(cohort.complete.wait(), COHORT_DEADLINE)
+        except TimeoutError:
+            raise EngineError(
+                f"{len(cohort.calls)} of {cohort.size} requests of cohort {name} arrived in {COHORT_DEADLINE:.0f} s",
+                origin=f"node {self.name}",
+                fix="look for the environment worker that stopped in the run's logs",
+            ) from None
+        async with self._cohort_turn:
+            calls = sorted(cohort.calls, key=lambda c: c.request.request_id)
+            await self._engine.submit([c.request for c in calls])
+            await cohort.begun.wait()
+        del self._cohorts[name]
+
+    async def _collect(self) -> None:
+        async for outputs in self._engine.outputs():
+            for output in outputs:
+                pending = self._pending.get(output.request_id)
+                if pending is None or pending.done.done():
+                    continue
+                pending.add(output)
+                if output.finish_reason is not None:
+                    pending.done.set_result(pending.completion(output.finish_reason))
+
+    # ------------------------------------------------------------ versions
+
+    @rpc
+    async def load_version(self, call: VersionCall) -> VersionLoaded:
+        """Fetch, verify and commit a version; what is being decoded is not disturbed."""
+        assert self._receiver is not None
+        started = time.monotonic()
+        async with self._loading:
+            receiver = self._receiver
+            manifest = await asyncio.to_thread(receiver.manifest, call.version, deadline=FETCH_DEADLINE)
+            update = await self._engine.begin_update(manifest)
+            tensors = receiver.fetch(manifest, deadline=FETCH_DEADLINE)
+            try:
+                while (item := await asyncio.to_thread(next, tensors, None)) is not None:
+                    await update.apply(*item)
+                await update.commit()
+            except BaseException:
+                await update.abort()
+                raise
+            if isinstance(self._engine, MultiVersion):
+                await self._engine.retire(BASE_VERSION)
+        return VersionLoaded(version=call.version, digest=manifest.digest, seconds=time.monotonic() - started)
+
+    @rpc
+    async def retire_version(self, call: VersionCall) -> None:
+        """Forget a version nobody is pinned to."""
+        if isinstance(self._engine, MultiVersion):
+            await self._engine.retire(call.version)
+
+    @rpc
+    async def health(self, request: None) -> EngineHealth:
+        """The engine's own health."""
+        return await self._engine.health()

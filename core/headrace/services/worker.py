@@ -1,0 +1,307 @@
+"""The environment worker: plays episodes against instances, has them scored, stores their rows.
+
+One work item is one group (or a set of held-out tasks). The worker asks the controller for items, talks to the
+instances and the storage unit directly, and reports what happened in order. Invariant: a group is reported
+stored only after the storage unit has acknowledged every one of its rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from headrace.contract import (
+    Array,
+    Batch,
+    Column,
+    Completion,
+    Demonstrations,
+    Environment,
+    EnvironmentContext,
+    Episode,
+    GenerationRequest,
+    Ragged,
+    Sampling,
+    Score,
+    Task,
+)
+from headrace.contract.columns import (
+    BEHAVIOUR_LOGPROBS,
+    GROUP,
+    LOSS_MASK,
+    REWARD,
+    TOKENS,
+    TRUNCATED,
+    VERSION,
+)
+from headrace.errors import HeadraceError
+from headrace.registry import build
+from headrace.services.messages import (
+    EvaluationDone,
+    EvaluationSample,
+    GenerateCall,
+    GroupFailed,
+    GroupStored,
+    Member,
+    NodeSpec,
+    Report,
+    TrajectoryFinished,
+    WorkerSetup,
+    WorkItem,
+    WorkRequest,
+)
+from headrace.services.node import CONTROLLER_DEADLINE, NodeService
+from headrace.services.scoring import ScoringFailure, ScoringPool
+from headrace.services.storage import StorageClient
+from headrace.wire import Client
+
+GENERATE_DEADLINE = 600.0
+WORK_POLL_SECONDS = 30.0
+"""The controller answers "nothing yet" after this long, so that a lost answer costs no more."""
+
+Entry = TrajectoryFinished | GroupStored | GroupFailed | EvaluationDone
+
+
+class _Session:
+    """What one episode may ask of its instance: every call carries the ticket's version and seed."""
+
+    def __init__(self, client: Client, item: WorkItem, member: Member) -> None:
+        self._client = client
+        self._item = item
+        self._member = member
+        self._calls = 0
+        self.completions: list[Completion] = []
+
+    async def generate(
+        self, prompt: Array, *, stop_token_ids: tuple[int, ...] = (), max_new_tokens: int | None = None
+    ) -> Completion:
+        item, member = self._item, self._member
+        budget = item.max_new_tokens if max_new_tokens is None else min(max_new_tokens, item.max_new_tokens)
+        request = GenerationRequest(
+            request_id=f"{item.kind}-{item.version:08d}-{member.trajectory:012d}-{self._calls:04d}",
+            prompt=np.asarray(prompt, dtype=np.int32),
+            sampling=Sampling(
+                max_new_tokens=budget,
+                temperature=item.temperature,
+                greedy=item.greedy,
+                stop_token_ids=stop_token_ids,
+                seed=(member.seed + self._calls) % 2**63,
+            ),
+            version=item.version,
+        )
+        self._calls += 1
+        call = GenerateCall(request=request, cohort=member.cohort, cohort_size=member.cohort_size)
+        completion = await self._client.call(
+            "generate",
+            call,
+            reply=Completion,
+            deadline=GENERATE_DEADLINE,
+            awaiting=f"trajectory {member.trajectory} from {member.instance}",
+        )
+        self.completions.append(completion)
+        return completion
+
+
+class WorkerService(NodeService):
+    """Pulls work; serves nothing but its own liveness."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        super().__init__(spec)
+        setup = msgspec.msgpack.decode(spec.setup, type=WorkerSetup)
+        environment = build(setup.environment)
+        assert isinstance(environment, Environment)
+        self._environment = environment
+        self._context = EnvironmentContext(
+            model_path=setup.model_path, seed=setup.seed, directory=setup.environment.directory
+        )
+        self._storage = StorageClient(setup.storage)
+        self._controller = Client(spec.controller)
+        self._instances: dict[str, Client] = {}
+        self._entries: asyncio.Queue[Entry] = asyncio.Queue()
+        self._scoring = ScoringPool(
+            python=setup.python,
+            factory="headrace.services.scoring:build_environment",
+            arguments={"spec": msgspec.to_builtins(setup.environment)},
+            context=self._context,
+            workers=setup.scoring_workers,
+            deadline=setup.scoring_deadline,
+            log_path=setup.log_path,
+        )
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self._environment.start, self._context)
+        await self._scoring.start()
+        self.supervise(self._pull(), "pull work")
+        self.supervise(self._report(), "report")
+
+    async def close(self) -> None:
+        await self._scoring.close()
+        await self._storage.close()
+        for client in (*self._instances.values(), self._controller):
+            await client.close()
+
+    # ------------------------------------------------------------ loops
+
+    async def _pull(self) -> None:
+        while True:
+            item = await self._controller.call(
+                "next_work",
+                WorkRequest(worker=self.name),
+                reply=WorkItem | None,  # type: ignore[arg-type]  # a union is a type to msgspec, not to mypy
+                deadline=WORK_POLL_SECONDS + CONTROLLER_DEADLINE,
+                awaiting="work from the controller",
+            )
+            if item is not None:
+                self.supervise(self._work(item), f"{item.kind} {item.group}")
+
+    async def _report(self) -> None:
+        """One report at a time; entries that arrive meanwhile share the next."""
+        while True:
+            entries = [await self._entries.get()]
+            while not self._entries.empty():
+                entries.append(self._entries.get_nowait())
+            await self._controller.call(
+                "report",
+                Report(worker=self.name, entries=entries),
+                deadline=CONTROLLER_DEADLINE,
+                awaiting="the controller to take a report",
+            )
+
+    async def _work(self, item: WorkItem) -> None:
+        if item.kind == "evaluation":
+            await self._evaluate(item)
+            return
+        try:
+            tasks = [self._environment.task(m.task, split=item.split) for m in item.members]
+            episodes = await self._episodes(item, tasks)
+            scores, unscored = await self._scores(tasks, episodes)
+            await self._store(item, episodes, scores, unscored)
+        except (HeadraceError, *PLUGIN_ERRORS) as error:
+            self._entries.put_nowait(
+                GroupFailed(
+                    group=item.group,
+                    trajectory=item.members[0].trajectory,
+                    reason=type(error).__name__,
+                    detail="".join(traceback.format_exception(error)),
+                )
+            )
+
+    # ------------------------------------------------------------ episodes
+
+    async def _episodes(self, item: WorkItem, tasks: Sequence[Task]) -> list[Episode]:
+        async with asyncio.TaskGroup() as group:
+            running = [
+                group.create_task(self._episode(item, member, task))
+                for member, task in zip(item.members, tasks, strict=True)
+            ]
+        return [task.result() for task in running]
+
+    async def _episode(self, item: WorkItem, member: Member, task: Task) -> Episode:
+        started = time.time()
+        if item.kind == "demonstration":
+            assert isinstance(self._environment, Demonstrations)
+            episode = self._environment.demonstration(task)
+        else:
+            session = _Session(self._instance(member.instance), item, member)
+            episode = await self._environment.run(task, session)
+        if item.kind != "evaluation":
+            self._entries.put_nowait(_finished(item, member, episode, started))
+        return episode
+
+    def _instance(self, address: str) -> Client:
+        if address not in self._instances:
+            self._instances[address] = Client(address)
+        return self._instances[address]
+
+    async def _scores(self, tasks: Sequence[Task], episodes: Sequence[Episode]) -> tuple[list[Score], dict[str, int]]:
+        """One score per episode; an episode that cannot be scored has reward NaN, and its reason is counted."""
+        outcomes = await self._scoring.score_many(list(zip(tasks, episodes, strict=True)))
+        scores: list[Score] = []
+        unscored: Counter[str] = Counter()
+        for outcome in outcomes:
+            if isinstance(outcome, ScoringFailure):
+                unscored[outcome.reason] += 1
+                outcome = Score(reward=float("nan"))
+            scores.append(outcome)
+        return scores, dict(unscored)
+
+    async def _store(
+        self, item: WorkItem, episodes: Sequence[Episode], scores: Sequence[Score], unscored: dict[str, int]
+    ) -> None:
+        versions = [min((s.version for s in e.spans), default=item.version) for e in episodes]
+        batch = _rows(item, episodes, scores, versions)
+        nbytes = await self._storage.put(batch)
+        share = nbytes // len(episodes)
+        self._entries.put_nowait(
+            GroupStored(
+                group=item.group,
+                trajectories=[m.trajectory for m in item.members],
+                versions=versions,
+                tokens=[len(e.tokens) for e in episodes],
+                nbytes=[share] * len(episodes),
+                rewards=[s.reward for s in scores],
+                unscored=unscored,
+            )
+        )
+
+    # ------------------------------------------------------------ evaluation
+
+    async def _evaluate(self, item: WorkItem) -> None:
+        tasks = [self._environment.task(m.task, split=item.split) for m in item.members]
+        episodes = await self._episodes(item, tasks)
+        scores, _ = await self._scores(tasks, episodes)
+        self._entries.put_nowait(
+            EvaluationDone(
+                item=item.group,
+                greedy=item.greedy,
+                versions=sorted({s.version for e in episodes for s in e.spans}),
+                samples=[
+                    EvaluationSample(
+                        task=m.task,
+                        prompt=str(t.data.get("prompt", t.id)),
+                        answer=e.text,
+                        reward=s.reward,
+                        correct=s.reward >= 1 if s.correct is None else s.correct,
+                    )
+                    for m, t, e, s in zip(item.members, tasks, episodes, scores, strict=True)
+                ],
+            )
+        )
+
+
+PLUGIN_ERRORS = (Exception,)
+"""What an environment may raise. A worker supervises plugins: their errors fail the group, with traceback."""
+
+
+def _finished(item: WorkItem, member: Member, episode: Episode, started: float) -> TrajectoryFinished:
+    sampled = int(episode.loss_mask.sum())
+    first = int(np.argmax(episode.loss_mask)) if sampled else len(episode.tokens)
+    return TrajectoryFinished(
+        group=item.group,
+        trajectory=member.trajectory,
+        spans=[(s.version, s.start - first, s.stop - first) for s in episode.spans],
+        prompt_tokens=len(episode.tokens) - sampled,
+        response_tokens=sampled,
+        finish_reason=episode.finish_reason,
+        started=started,
+        finished=time.time(),
+    )
+
+
+def _rows(item: WorkItem, episodes: Sequence[Episode], scores: Sequence[Score], versions: Sequence[int]) -> Batch:
+    columns: dict[str, Column] = {
+        TOKENS: Ragged.from_arrays([e.tokens for e in episodes], dtype=np.int32),
+        LOSS_MASK: Ragged.from_arrays([e.loss_mask for e in episodes], dtype=bool),
+        BEHAVIOUR_LOGPROBS: Ragged.from_arrays([e.logprobs for e in episodes], dtype=np.float32),
+        REWARD: np.array([s.reward for s in scores], dtype=np.float32),
+        GROUP: np.full(len(episodes), item.group, dtype=np.int64),
+        VERSION: np.array(versions, dtype=np.int64),
+        TRUNCATED: np.array([e.finish_reason == "length" for e in episodes], dtype=bool),
+    }
+    return Batch(rows=np.array([m.trajectory for m in item.members], dtype=np.int64), columns=columns)
