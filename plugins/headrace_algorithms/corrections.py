@@ -1,0 +1,67 @@
+"""Importance weights: how far the policy a loss is centred on has moved from the one that sampled.
+
+With d_t = log centre(t) - log behaviour(t) over the T tokens of a sequence:
+
+    token                rho_t = exp(d_t)
+    sequence_product     rho_t = exp(sum over the sequence of d)       the true ratio of the sequence
+    sequence_geometric   rho_t = exp(mean over the sequence of d)
+
+Bounding rho from above is truncated importance sampling (Ionides 2008; IMPALA, arXiv:1802.01561). Invariant:
+weights carry no gradient, and whether a token is kept is a mask of its own, never a weight of 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace_algorithms.settings import Level, Outside
+
+LOG_LIMIT = 20.0
+"""Log-ratios are bounded to +-LOG_LIMIT before ``exp``: no overflow, so 0 * inf never arises."""
+
+
+def bounded_exp(log_ratio: Tensor) -> Tensor:
+    """exp with its argument bounded; the gradient is 0 beyond the bound."""
+    return log_ratio.clamp(-LOG_LIMIT, LOG_LIMIT).exp()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Correction:
+    """Per token, [T], without gradient."""
+
+    weight: Tensor
+    keep: Tensor | None
+    """bool; None: every token is kept."""
+    outside: Tensor
+    """bool: the ratio lay outside the bounds."""
+
+
+def sequence_sums(values: Tensor, sequence: Tensor, sequences: int) -> Tensor:
+    """[S]: sums of ``values`` ([T]) over each sequence."""
+    return values.new_zeros(sequences).index_add_(0, sequence, values)
+
+
+def importance_ratio(log_ratio: Tensor, sequence: Tensor, sequences: int, *, level: Level) -> Tensor:
+    """rho per token, [T], without gradient. ``log_ratio``: d, [T]; ``sequence``: [T] indices into S."""
+    log_ratio = log_ratio.detach()
+    if level != "token":
+        total = sequence_sums(log_ratio, sequence, sequences)
+        if level == "sequence_geometric":
+            total = total / sequence_sums(torch.ones_like(log_ratio), sequence, sequences).clamp(min=1)
+        log_ratio = total[sequence]
+    return bounded_exp(log_ratio)
+
+
+def correct(ratio: Tensor, *, floor: float, cap: float | None, outside: Outside) -> Correction:
+    """Bound ``ratio`` ([T]) to [floor, cap], or keep only the tokens within. ValueError when floor > cap."""
+    if cap is not None and floor > cap:
+        raise ValueError(f"importance bounds must have floor <= cap, got {floor} > {cap}")
+    beyond = ratio < floor
+    if cap is not None:
+        beyond = beyond | (ratio > cap)
+    if outside == "reject":
+        return Correction(weight=ratio, keep=~beyond, outside=beyond)
+    return Correction(weight=ratio.clamp(floor, cap), keep=None, outside=beyond)

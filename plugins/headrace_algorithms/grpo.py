@@ -1,0 +1,126 @@
+"""The ``grpo`` algorithm: rewards relative to the group, a bounded policy-gradient loss, whole groups in.
+
+Order of operations, which decides what shapes what:
+
+1. advantages from all scored trajectories of the group (truncated ones included);
+2. the final mask: ``loss_mask`` within scored rows, less truncated rows if ``mask_truncated``;
+3. weights and denominators from that mask;
+4. rejection by importance ratio, in the loss: numerator only.
+
+Invariant: a group's answer depends on that group alone, bit for bit, in any order of rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from headrace.contract import Algorithm, AlgorithmNeeds, Array, Batch, LossSpec, Prepared
+from headrace.contract.columns import (
+    ADVANTAGES,
+    BEHAVIOUR_LOGPROBS,
+    DENOMINATOR,
+    LOSS_WEIGHTS,
+    PROXIMAL_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    REWARD,
+    TRUNCATED,
+)
+from headrace.errors import ConfigError, ContractError
+from headrace_algorithms.advantages import GroupStatistics, group_relative
+from headrace_algorithms.aggregation import normalisers
+from headrace_algorithms.reporting import response_metrics, reward_metrics
+from headrace_algorithms.rows import count_true, first_rows, groups_of, per_token, trainable
+from headrace_algorithms.settings import GrpoSettings
+
+
+class Grpo(Algorithm):
+    """Group-relative policy optimisation."""
+
+    Settings = GrpoSettings
+    settings: GrpoSettings
+
+    @classmethod
+    def needs(cls, settings: Any) -> AlgorithmNeeds:
+        """Groups of two or more; proximal log-probs for ``decoupled``; a reference when it is weighed."""
+        return AlgorithmNeeds(
+            min_group_size=2,
+            proximal_logprobs=settings.loss == "decoupled",
+            reference_logprobs=settings.kl_coefficient > 0,
+        )
+
+    def prepare(self, batch: Batch) -> Prepared:
+        """Advantages, loss weights and denominators of whole groups.
+
+        Reads ``loss_mask``, ``reward``, ``group``; ``trajectory`` where present (one baseline entry per
+        trajectory); ``truncated``, which ``mask_truncated`` needs. Unscored rows (reward not finite) are outside
+        statistics, weights and denominators. ``trained`` is False for rows without a gradient: no trainable
+        token, or advantage 0 and no KL. Their weights are 0, and the trainable tokens of rows with advantage 0
+        still count in the denominator, as they would if the row were sent through the model.
+        """
+        settings = self.settings
+        groups, first, rewards = groups_of(batch), first_rows(batch), batch.dense(REWARD)
+        statistics = group_relative(rewards, groups, first=first, scaling=settings.advantage_scaling)
+        mask = trainable(batch, keep=statistics.scored & ~self._left_out(batch))
+        tokens = count_true(mask)
+        normal = normalisers(tokens, groups, aggregation=settings.aggregation, constant_length=settings.constant_length)
+        trained = (tokens > 0) & ((statistics.advantages != 0) | self._anchored(statistics, groups.index))
+        return Prepared(
+            columns={
+                ADVANTAGES: per_token(mask, statistics.advantages),
+                LOSS_WEIGHTS: per_token(mask, np.where(trained, normal.weights, 0.0)),
+                DENOMINATOR: normal.denominators,
+            },
+            trained=trained,
+            metrics=reward_metrics(rewards, statistics, first=first) | response_metrics(batch),
+        )
+
+    def loss(self, *, temperature: float) -> LossSpec:
+        """The policy loss at the sampling temperature. ConfigError for a temperature that is not positive."""
+        if not temperature > 0:
+            raise ConfigError(
+                f"temperature = {temperature} cannot be trained: log-probs are divided by it",
+                fix="sample rollouts at a temperature above 0; greedy decoding is for evaluation",
+            )
+        settings = self.settings
+        columns = [ADVANTAGES, BEHAVIOUR_LOGPROBS]
+        if settings.loss == "decoupled":
+            columns.append(PROXIMAL_LOGPROBS)
+        if settings.kl_coefficient > 0:
+            columns.append(REFERENCE_LOGPROBS)
+        return LossSpec(
+            function="headrace_algorithms.losses:policy_loss",
+            settings={
+                "loss": settings.loss,
+                "clip_low": settings.clip_low,
+                "clip_high": settings.clip_high,
+                "importance_cap": settings.importance_cap,
+                "importance_floor": settings.importance_floor,
+                "importance_level": settings.importance_level,
+                "importance_outside": settings.importance_outside,
+                "kl_coefficient": settings.kl_coefficient,
+                "kl_estimator": settings.kl_estimator,
+                "kl_importance": settings.kl_importance,
+            },
+            columns=tuple(columns),
+            temperature=temperature,
+            entropy=settings.report_entropy,
+        )
+
+    def _left_out(self, batch: Batch) -> Array:
+        """bool [n]: truncated rows, where they are to be masked."""
+        if not self.settings.mask_truncated:
+            return np.zeros(len(batch), dtype=np.bool_)
+        if TRUNCATED not in batch.columns:
+            raise ContractError(
+                f"mask_truncated needs the dense column {TRUNCATED!r}; this batch has {sorted(batch.columns)}",
+                fix="whoever stores rows must store whether their generation ended for want of budget",
+            )
+        return batch.dense(TRUNCATED).astype(np.bool_)
+
+    def _anchored(self, statistics: GroupStatistics, group_index: Array) -> Array:
+        """bool [n]: rows that the KL term trains whatever their advantage."""
+        settings = self.settings
+        everywhere = settings.kl_coefficient > 0
+        return everywhere & (settings.kl_on_equal_groups | ~statistics.equal[group_index])
