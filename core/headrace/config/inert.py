@@ -1,0 +1,72 @@
+"""Settings that a job writes and nothing reads: each deserves a warning, none an error.
+
+Invariant: only what the job says itself is warned about, never a default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.config.schema import Job
+from headrace.contract import AlgorithmNeeds
+from headrace.errors import ConfigError
+from headrace.validation import Path as KeyPath
+
+_SWITCHES = {"evaluation": ("prompts", "greedy", "sampled"), "checkpoint": ("keep",)}
+"""Table with an ``every`` that switches it off at 0 → keys that then mean nothing."""
+
+
+def inert_settings(job: Job, needs: Sequence[AlgorithmNeeds | None]) -> list[ConfigError]:
+    """``needs``: of each phase's algorithm, None where unknown."""
+    return [*_switched_off(job), *_without_rollout(job, needs), *_replaced(job), *_no_modes(job)]
+
+
+def _warning(job: Job, message: str, path: KeyPath, fix: str) -> ConfigError:
+    return ConfigError(message, origin=job.origin(path), fix=fix)
+
+
+def _switched_off(job: Job) -> list[ConfigError]:
+    return [
+        _warning(job, f"{key} is ignored: {table}.every is 0", (table, key), f"set {table}.every, or remove it")
+        for table, keys in _SWITCHES.items()
+        if not getattr(job, table).every
+        for key in keys
+        if job.written((table, key))
+    ]
+
+
+def _without_rollout(job: Job, needs: Sequence[AlgorithmNeeds | None]) -> list[ConfigError]:
+    if any(need is None for need in needs):
+        return []
+    rollouts = [need.rollout for need in needs if need is not None]
+    warnings = [
+        _warning(
+            job,
+            f"staleness is ignored: {job.phases[index].algorithm.use} learns from demonstrations, never stale",
+            ("phase", index, "staleness"),
+            "remove it",
+        )
+        for index, rollout in enumerate(rollouts)
+        if not rollout and job.written(("phase", index, "staleness"))
+    ]
+    if not any(rollouts) and not job.evaluation.every:
+        message = "rollout is ignored: no phase generates and evaluation is off"
+        warnings.append(_warning(job, message, ("rollout",), "set evaluation.every to see what the model learns"))
+    return warnings
+
+
+def _replaced(job: Job) -> list[ConfigError]:
+    """Shared tables whose settings every phase replaces by naming another plugin."""
+    return [
+        _warning(job, f"{table} is ignored: every phase has another", (table,), "remove it")
+        for table, key in (("algorithm", "use"), ("staleness", "policy"))
+        if job.written((table, key)) and all(getattr(p, table).use != job.value((table, key)) for p in job.phases)
+    ]
+
+
+def _no_modes(job: Job) -> list[ConfigError]:
+    evaluation = job.evaluation
+    if not evaluation.every or evaluation.greedy or evaluation.sampled:
+        return []
+    message = "evaluation measures nothing: greedy and sampled are both false"
+    return [_warning(job, message, ("evaluation",), "set one of them to true, or every = 0")]

@@ -1,0 +1,205 @@
+"""What a job is: frozen models of the job file's tables.
+
+A table that selects a plugin holds core's own keys, which are fields here, next to the plugin's keys, which are in
+``spec.settings``. Paths are absolute.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+
+from headrace.config.sources import Sources
+from headrace.registry import PluginSpec, absolute
+from headrace.validation import Path as KeyPath
+
+Count = Annotated[int, Field(ge=1)]
+Period = Annotated[int, Field(ge=0)]
+"""Every so many versions; 0: never."""
+
+
+class Table(BaseModel):
+    """Frozen; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class JobConfig(Table):
+    """``[job]``."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    """Part of the run directory's name."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    runs: str = "runs"
+    """Folder of the run directories, relative to where the command is given."""
+
+
+class ModelConfig(Table):
+    """``[model]``: an existing model or a fresh one."""
+
+    path: str | None = None
+    """A Hugging Face-format directory."""
+    scratch: dict[str, Any] | None = None
+    """Settings of a randomly initialised model; the training engine knows them."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> ModelConfig:
+        if (self.path is None) == (self.scratch is None):
+            both = self.path is not None
+            found = "both path and scratch" if both else "neither path nor scratch"
+            raise ValueError(f"model has {found}; exactly one of them says where the model comes from")
+        return self
+
+
+class PluginConfig(Table):
+    """A table that holds nothing but a plugin: ``[storage]``, ``[weights]``, ``[launcher]``."""
+
+    spec: PluginSpec
+
+
+class EnvironmentConfig(PluginConfig):
+    """``[environment]``."""
+
+    workers: Count = 1
+    """Processes that play episodes."""
+    concurrency: Count | None = None
+    """Episodes a worker plays at the same time; None: as many as are dispatched to it."""
+    scoring_workers: Count = 1
+    """Killable scoring processes per worker."""
+    scoring_deadline: Annotated[float, Field(gt=0)] = 10.0
+    """Seconds."""
+    python: str | None = None
+    """Interpreter of the workers; None: the controller's own."""
+
+
+class RolloutConfig(PluginConfig):
+    """``[rollout]``."""
+
+    instances: Count = 1
+    max_new_tokens: Count
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    python: str | None = None
+    threads: Count = 1
+    """Compute threads per instance."""
+
+
+class TrainerConfig(Table):
+    """``[trainer]``, less the engine's settings, which belong to a phase."""
+
+    use: str
+    python: str | None = None
+    threads: Count = 1
+
+
+class BatchConfig(Table):
+    """``[batch]``."""
+
+    groups: Count
+    """Prompts per training batch."""
+    group_size: Count
+    """Trajectories per prompt."""
+    mini_batches: Count = 1
+    """Optimiser steps per training batch."""
+    micro_batch_tokens: Count = 8192
+    """Tokens per forward and backward pass."""
+
+
+class EvaluationConfig(Table):
+    """``[evaluation]``."""
+
+    every: Period = 0
+    prompts: Count = 256
+    greedy: bool = True
+    sampled: bool = True
+
+
+class CheckpointConfig(Table):
+    """``[checkpoint]``."""
+
+    every: Period = 0
+    keep: Count = 2
+
+
+class Until(Table):
+    """Ends a phase before its last step."""
+
+    metric: str
+    at_least: float
+
+
+class Phase(Table):
+    """A stretch of training batches under one algorithm, batch size and staleness policy."""
+
+    name: str
+    steps: Count
+    """Training batches, at most."""
+    until: Until | None = None
+    algorithm: PluginSpec
+    trainer: PluginSpec
+    staleness: PluginSpec
+    batch: BatchConfig
+
+
+class Job(Table):
+    """A whole job, as the runner reads it."""
+
+    job: JobConfig
+    model: ModelConfig
+    environment: EnvironmentConfig
+    rollout: RolloutConfig
+    trainer: TrainerConfig
+    storage: PluginConfig
+    weights: PluginConfig
+    launcher: PluginConfig
+    observers: tuple[PluginSpec, ...]
+    evaluation: EvaluationConfig
+    checkpoint: CheckpointConfig
+    phases: Annotated[tuple[Phase, ...], Field(min_length=1)]
+    directory: str
+    """The job file's folder."""
+    _sources: Sources = PrivateAttr(default_factory=lambda: Sources(file="job", data={}))
+
+    def origin(self, *candidates: KeyPath) -> str:
+        """Where the first of these keys that the job sets was written, for messages."""
+        return self._sources.origin(*candidates)
+
+    def written(self, path: KeyPath) -> bool:
+        """Whether the job sets this key itself, rather than leaving it at its default."""
+        return self._sources.written(path)
+
+    def value(self, path: KeyPath) -> Any:
+        """What the job file and the overrides say at ``path``, or None."""
+        return self._sources.value(path)
+
+    def resolved(self) -> dict[str, Any]:
+        """The same job as the plain values of a job file with every default written out and paths absolute."""
+        tables = {name: getattr(self, name) for name in ("environment", "rollout", "storage", "weights", "launcher")}
+        return {
+            "observers": [_selection(spec) for spec in self.observers],
+            "job": self.job.model_dump(),
+            "model": self.model.model_dump(exclude_none=True),
+            **{name: {**_selection(t.spec), **t.model_dump(exclude={"spec"})} for name, t in tables.items()},
+            "trainer": {**self.trainer.model_dump(), "use": _selection(self.phases[0].trainer)["use"]},
+            "evaluation": self.evaluation.model_dump(),
+            "checkpoint": self.checkpoint.model_dump(),
+            "phase": [_phase(phase) for phase in self.phases],
+        }
+
+
+def _phase(phase: Phase) -> dict[str, Any]:
+    staleness = _selection(phase.staleness)
+    return {
+        "name": phase.name,
+        "steps": phase.steps,
+        "until": phase.until.model_dump() if phase.until else None,
+        "algorithm": _selection(phase.algorithm),
+        "batch": phase.batch.model_dump(),
+        "staleness": {"policy": staleness.pop("use"), **staleness},
+        "trainer": dict(phase.trainer.settings),
+    }
+
+
+def _selection(spec: PluginSpec) -> dict[str, Any]:
+    """A plugin's table, meaning the same from any folder."""
+    return {"use": absolute(spec.use, directory=spec.directory), **spec.settings}

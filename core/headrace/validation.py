@@ -1,0 +1,136 @@
+"""Plain values (from a job file or a message) against dataclasses and models.
+
+Every mistake becomes a :class:`Problem` that names the key, what was expected and what to do; the caller adds
+where it came from. Values keep their type: ``"3"`` is not a number and ``true`` is not 1.
+
+Invariant: all problems of a table are found, not only the first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, TypeVar, Union
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
+from pydantic_core import ErrorDetails
+
+T = TypeVar("T")
+Path = tuple[str | int, ...]
+"""Keys and list positions from the validated table to a value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One mistake. ``path``: where, relative to the validated table."""
+
+    path: Path
+    message: str
+    fix: str = ""
+
+
+def near_miss(name: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that ``name`` was probably meant to be."""
+    matches = difflib.get_close_matches(name, sorted(candidates), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+def unknown_key(path: Path, candidates: Iterable[str]) -> Problem:
+    """The problem of a key that nothing reads."""
+    name, known = str(path[-1]), sorted(candidates)
+    meant = near_miss(name, known)
+    message = f"unknown key {name!r}; known here: {', '.join(known) or 'none'}"
+    if meant:
+        return Problem(path=path, message=f"{message}. Did you mean {meant!r}?", fix=f"rename it to {meant}")
+    return Problem(path=path, message=message, fix="remove it")
+
+
+def validate(kind: type[T], table: Mapping[str, Any]) -> tuple[T | None, list[Problem]]:
+    """``table`` as a ``kind`` (a dataclass or a pydantic model), or None and what is wrong with it."""
+    # A standard dataclass inherits the configuration of the model it is validated in, also when nested.
+    wrapper = create_model("Table", __config__=ConfigDict(extra="forbid"), value=(kind, ...))
+    try:
+        # JSON mode is strict about types and still reads an array as a tuple and a table as a dataclass.
+        model = wrapper.model_validate_json(json.dumps({"value": table}, default=str), strict=True)
+    except ValidationError as error:
+        return None, [_problem(kind, table, details) for details in error.errors(include_url=False)]
+    return typing.cast("T", getattr(model, "value")), []  # noqa: B009 - the field exists only at run time
+
+
+def keys_at(kind: Any, path: Path = ()) -> frozenset[str]:
+    """The keys a table at ``path`` inside ``kind`` may have; empty where any key may stand."""
+    for step in path:
+        kind = _descend(kind, step)
+    kind = _table_type(kind)
+    return frozenset(_field_types(kind)) if kind is not None else frozenset()
+
+
+def dump(value: Any) -> dict[str, Any]:
+    """A dataclass or model as plain values: the inverse of :func:`validate`."""
+    plain = TypeAdapter(type(value)).dump_python(value, mode="json")
+    return typing.cast("dict[str, Any]", plain)
+
+
+def _problem(kind: Any, table: Mapping[str, Any], details: ErrorDetails) -> Problem:
+    path: Path = tuple(details["loc"][1:])
+    code, message = details["type"], details["msg"]
+    if code in ("extra_forbidden", "unexpected_keyword_argument"):
+        return unknown_key(path, keys_at(kind, path[:-1]))
+    if code in ("missing", "missing_argument"):
+        return _missing(kind, table, path)
+    if code == "value_error":
+        return Problem(path=path, message=message.removeprefix("Value error, "))
+    message = message.replace("Input should be", "should be", 1)
+    found = json.dumps(details.get("input"), default=str, ensure_ascii=False)
+    name = f"{path[-1]} " if path else ""
+    return Problem(path=path, message=f"{name}{message}; found {found}", fix=_correction(details))
+
+
+def _missing(kind: Any, table: Mapping[str, Any], path: Path) -> Problem:
+    parent: Any = table
+    for step in path[:-1]:
+        parent = parent[step]
+    name = str(path[-1])
+    strangers = set(parent) - keys_at(kind, path[:-1]) if isinstance(parent, Mapping) else set()
+    meant = near_miss(name, strangers)
+    if meant:
+        return Problem(path=path, message=f"{name} is missing. Is it {meant!r}?", fix=f"rename {meant} to {name}")
+    return Problem(path=path, message=f"{name} is missing", fix=f"add {name} = ...")
+
+
+def _correction(details: ErrorDetails) -> str:
+    expected = details.get("ctx", {}).get("expected")
+    if details["type"] != "literal_error" or not isinstance(expected, str):
+        return ""
+    choices = [part.strip(" '") for part in expected.replace(" or ", ",").split(",")]
+    meant = near_miss(str(details.get("input")), choices)
+    return f"did you mean {meant!r}?" if meant else ""
+
+
+def _field_types(kind: Any) -> Mapping[str, Any]:
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return {name: field.annotation for name, field in kind.model_fields.items()}
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
+
+
+def _table_type(kind: Any) -> Any:
+    """The dataclass or model among the alternatives of ``kind``."""
+    options = typing.get_args(kind) if typing.get_origin(kind) in (Union, UnionType) else (kind,)
+    for option in options:
+        if isinstance(option, type) and (dataclasses.is_dataclass(option) or issubclass(option, BaseModel)):
+            return option
+    return None
+
+
+def _descend(kind: Any, step: str | int) -> Any:
+    if isinstance(step, str):
+        table = _table_type(kind)
+        return _field_types(table).get(step) if table is not None else None
+    items = [a for a in typing.get_args(kind) if a is not Ellipsis]
+    return items[min(step, len(items) - 1)] if items else None
