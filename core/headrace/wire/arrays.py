@@ -20,8 +20,8 @@ from headrace.wire.refusal import BAD_FRAME, RefusedError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-INLINE_BYTES = 256
-"""Up to here an array travels inside the header: a frame costs more than the copy."""
+INLINE_BYTES = 4096
+"""Up to here an array travels inside the header: a frame costs more than the copies."""
 
 _FRAMED = 1
 _INLINE = 2
@@ -49,11 +49,12 @@ _decode_framed = msgspec.msgpack.Decoder(_Framed).decode
 _decode_inline = msgspec.msgpack.Decoder(_Inline).decode
 
 
-def array_bytes(array: Array) -> Array:
-    """The bytes of a C-contiguous array as uint8 [nbytes], without a copy (ml_dtypes have no buffer protocol)."""
-    return array.reshape(-1).view(np.uint8)
+def array_bytes(array: Array) -> memoryview:
+    """The bytes of a C-contiguous array, without a copy (ml_dtypes have no buffer protocol of their own)."""
+    return array.reshape(-1).view(np.uint8).data
 
 
+@lru_cache(maxsize=256)
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """How a dtype is spelled on the wire: ``bfloat16``, ``<f4``. TypeError for one that cannot travel."""
     if dtype.name in _MINI_FLOATS:
@@ -69,16 +70,14 @@ def parse_dtype(name: str) -> np.dtype[Any]:
     if name in _MINI_FLOATS:
         return _MINI_FLOATS[name]
     try:
-        dtype = np.dtype(name)
-        known = dtype_name(dtype) == name
+        if dtype_name(np.dtype(name)) == name:
+            return np.dtype(name)
     except (TypeError, ValueError, SyntaxError):
-        known = False
-    if not known:
-        raise RefusedError(f"an array of unknown dtype {name!r}", reason=BAD_FRAME)
-    return dtype
+        pass  # numpy parses many things that are no dtype's name; all of them end below
+    raise RefusedError(f"an array of unknown dtype {name!r}", reason=BAD_FRAME)
 
 
-def pack_array(array: Array, frames: list[Buffer | Array]) -> msgspec.msgpack.Ext:
+def pack_array(array: Array, frames: list[Buffer]) -> msgspec.msgpack.Ext:
     """The extension for the header; appends a frame when the array does not fit inline."""
     dtype, shape = dtype_name(array.dtype), array.shape
     if array.nbytes <= INLINE_BYTES:

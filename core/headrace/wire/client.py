@@ -7,6 +7,9 @@ awaited; a call that nobody waits for any more is cancelled at the server.
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import Counter
+from contextlib import suppress
 from types import NoneType
 from typing import TypeVar
 
@@ -19,10 +22,12 @@ from headrace.wire.codec import check_limits, decoder_for, encode
 from headrace.wire.endpoint import Endpoint
 from headrace.wire.failures import from_failure
 from headrace.wire.keys import Keys
-from headrace.wire.limits import Limits
-from headrace.wire.messages import Call, Cancel, Failure, Reply
+from headrace.wire.limits import DEFAULT_LIMITS, Limits
+from headrace.wire.messages import MAX_SECONDS, Call, Cancel, Failure, Reply
 from headrace.wire.refusal import RefusedError
 from headrace.wire.sockets import connect_socket
+
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -33,11 +38,12 @@ _encode = msgspec.msgpack.Encoder().encode
 class Client:
     """Used from one event loop; connects at the first call and again whenever the server comes back."""
 
-    def __init__(self, address: str, *, keys: Keys | None = None, limits: Limits | None = None) -> None:
+    def __init__(self, address: str, *, keys: Keys | None = None, limits: Limits = DEFAULT_LIMITS) -> None:
         check_address(address, keys=keys)
         self._address = address
         self._keys = keys
-        self._limits = limits or Limits()
+        self._limits = limits
+        self._refused: Counter[str] = Counter()
         self._endpoint: Endpoint | None = None
         self._closed = False
         self._calls = 0
@@ -57,6 +63,8 @@ class Client:
         Raises what the handler raised when that is a HeadraceError, RunError when it is not, WireError when
         message or reply is refused.
         """
+        if not 0 < deadline <= MAX_SECONDS:
+            raise ValueError(f"a deadline is a number of seconds above 0, got {deadline!r}")
         self._calls += 1
         call = self._calls
         endpoint = self._connected()
@@ -91,9 +99,11 @@ class Client:
     def _connected(self) -> Endpoint:
         if self._closed:
             raise WireError(f"the client of {self._address} is closed")
+        if self._endpoint is not None and self._endpoint.loop is not asyncio.get_running_loop():
+            raise ValueError(f"the client of {self._address} belongs to another event loop")
         if self._endpoint is None:
             socket = connect_socket(zmq.Context.instance(), self._address, keys=self._keys, limits=self._limits)
-            self._endpoint = Endpoint(socket, limits=self._limits, deliver=self._deliver)
+            self._endpoint = Endpoint(socket, limits=self._limits, deliver=self._deliver, refused=self._refused)
         return self._endpoint
 
     def _expire(self, call: int, method: str, deadline: float, awaiting: str) -> None:
@@ -104,10 +114,15 @@ class Client:
 
     def _tell_cancelled(self, call: int) -> None:
         if self._endpoint is not None and not self._closed:
-            self._endpoint.send([_encode(Cancel(call))])
+            with suppress(WireError):  # a full queue: the server cancels at the call's deadline anyway
+                self._endpoint.send([_encode(Cancel(call))])
 
     def _deliver(self, frames: list[zmq.Frame]) -> None:
-        answer = _decode(frames[0].buffer)
+        try:
+            answer = _decode(frames[0].buffer)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            logger.warning("%s sent a malformed reply: %s", self._address, error)
+            return
         future = self._pending.get(answer.id)
         if future is not None and not future.done():
             future.set_result((answer, frames))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,7 +15,7 @@ import numpy as np
 
 from headrace.contract import Array, Ragged
 from headrace.wire.arrays import Buffer, pack_array, unpack_array
-from headrace.wire.limits import Limits
+from headrace.wire.limits import DEFAULT_LIMITS, Limits
 from headrace.wire.refusal import (
     FRAME_TOO_LARGE,
     HEADER_TOO_LARGE,
@@ -39,9 +38,9 @@ class _Received(threading.local):
 _received = _Received()
 
 
-def encode(value: object) -> list[Buffer | Array]:
+def encode(value: object) -> list[Buffer]:
     """Header and array frames of ``value``. TypeError for a value that cannot travel."""
-    frames: list[Buffer | Array] = []
+    frames: list[Buffer] = []
 
     def hook(item: object) -> object:
         if isinstance(item, np.ndarray):
@@ -54,12 +53,11 @@ def encode(value: object) -> list[Buffer | Array]:
     return [header, *frames]
 
 
-def decode(frames: Sequence[Any], kind: type[T], *, limits: Limits | None = None) -> T:
-    """The value of a message (buffers as :func:`encode` made them). RefusedError when it is not a ``kind``."""
+def decode(frames: Sequence[Any], kind: type[T], *, limits: Limits = DEFAULT_LIMITS) -> T:
+    """The value of a message, frames as :func:`encode` made them. RefusedError when it is not a ``kind``."""
     if not frames:
         raise RefusedError("a message without a header", reason=MALFORMED)
-    if limits is not None:
-        check_limits([memoryview(f).nbytes for f in frames], limits)
+    check_limits([memoryview(frame).nbytes for frame in frames], limits)
     value: T = decoder_for(kind).decode(frames[0], frames[1:])
     return value
 
@@ -105,10 +103,15 @@ class TypedDecoder:
             _received.frames = ()
 
 
-@lru_cache(maxsize=1024)
+_decoders: dict[Any, TypedDecoder] = {}
+
+
 def decoder_for(kind: Any) -> TypedDecoder:
     """The decoder of a type; made once."""
-    return TypedDecoder(kind)
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = TypedDecoder(kind)
+    return decoder
 
 
 def _unpack_extension(code: int, payload: memoryview) -> Array:

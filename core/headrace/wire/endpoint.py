@@ -10,81 +10,96 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import zmq
 
 from headrace.errors import WireError
 from headrace.wire.limits import Limits
 from headrace.wire.refusal import TOO_MANY_FRAMES
+from headrace.wire.sockets import Socket
 
+# Plain integers: the enumerations of pyzmq cost a microsecond per use.
+_EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
 _BURST = 64
 """Messages handled before other callbacks of the loop get their turn."""
+_ENVELOPE_FRAMES = 2
+"""Routing id and header."""
 
 
 class Endpoint:
-    """Owns ``socket``. ``deliver`` gets the frames of every message, on the loop."""
+    """Owns ``socket``; ``deliver`` gets the frames of every message, on the loop. ``refused`` counts what it does not
+    even pass on."""
 
     def __init__(
-        self, socket: zmq.Socket[bytes], *, limits: Limits, deliver: Callable[[list[zmq.Frame]], None]
+        self,
+        socket: Socket,
+        *,
+        limits: Limits,
+        deliver: Callable[[list[zmq.Frame]], None],
+        refused: Counter[str],
     ) -> None:
-        self.refused: Counter[str] = Counter()
+        self.loop = asyncio.get_running_loop()
         self._socket = socket
         self._max_frames = limits.frames + _ENVELOPE_FRAMES
         self._deliver = deliver
-        self._loop = asyncio.get_running_loop()
+        self._refused = refused
         self._again: asyncio.Handle | None = None
-        self._fd = socket.get(zmq.FD)
-        self._loop.add_reader(self._fd, self._drain)
+        self._fd = int(socket.get(zmq.FD))
+        self.loop.add_reader(self._fd, self._drain)
         self._look()
 
-    def send(self, frames: Sequence[Any]) -> None:
-        """Queue a message. WireError when the queue is full."""
+    def send(self, frames: Sequence[object]) -> None:
+        """Queue a message; large buffers are not copied. WireError when the queue is full."""
         try:
-            self._socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=False)
+            self._socket.send_multipart(frames, flags=_NOBLOCK, copy=False)  # type: ignore[arg-type]  # any buffer will do
         except zmq.Again:
             raise WireError("the send queue is full: the peer takes no messages") from None
         self._look()
 
-    def close(self) -> None:
-        """Drop what is queued. Twice is fine."""
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return bool(self._socket.closed)
+
+    def close(self, *, linger_ms: int = 0) -> None:
+        """Stop listening at once; what is queued has ``linger_ms`` to leave, in the background. Twice is fine."""
         if not self._socket.closed:
-            self._loop.remove_reader(self._fd)
-            self._socket.close(linger=0)
+            self.loop.remove_reader(self._fd)
+            self._socket.close(linger=linger_ms)
 
     def _readable(self) -> bool:
-        return not self._socket.closed and bool(self._socket.get(zmq.EVENTS) & zmq.POLLIN)
+        return not self._socket.closed and bool(int(self._socket.get(_EVENTS)) & _POLLIN)
 
     def _look(self) -> None:
         if self._again is None and self._readable():
-            self._again = self._loop.call_soon(self._drain)
+            self._again = self.loop.call_soon(self._drain)
 
     def _drain(self) -> None:
         self._again = None
+        drained = False
         try:
             for _ in range(_BURST):
                 if not self._readable():
+                    drained = True
                     return
                 frames = self._receive()
                 if frames:
                     self._deliver(frames)
         finally:
-            self._look()
+            if not drained:
+                self._look()
 
     def _receive(self) -> list[zmq.Frame]:
+        """The frames of one message, or none of them when there are too many."""
         frames: list[zmq.Frame] = []
-        more, surplus = True, False
+        more, count = True, 0
         while more:
-            frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+            frame = self._socket.recv(_NOBLOCK, copy=False)
             more = frame.more
-            surplus = surplus or len(frames) >= self._max_frames
-            if not surplus:
+            count += 1
+            if count <= self._max_frames:
                 frames.append(frame)
-        if surplus:
-            self.refused[TOO_MANY_FRAMES] += 1
+        if count > self._max_frames:
+            self._refused[TOO_MANY_FRAMES] += 1
             return []
         return frames
-
-
-_ENVELOPE_FRAMES = 2
-"""Routing id and header."""

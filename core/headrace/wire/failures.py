@@ -17,7 +17,7 @@ def to_failure(call: int, error: HeadraceError) -> Failure:
     return Failure(call, kind, error.message, error.origin, error.fix)
 
 
-def unexpected(method: str, error: BaseException) -> RunError:
+def unexpected(method: str, error: Exception) -> RunError:
     """What the caller sees of an exception that is not a HeadraceError."""
     return RunError(f"{method} raised {type(error).__name__}: {error}", fix="the node's log has the traceback")
 

@@ -15,6 +15,7 @@ from headrace.wire.endpoint import Endpoint
 from headrace.wire.keys import Keys
 from headrace.wire.limits import Limits
 from headrace.wire.refusal import WRONG_KEY
+from headrace.wire.sockets import Context
 
 _ADDRESS = "inproc://zeromq.zap.01"
 _REQUEST_FRAMES = 9
@@ -24,12 +25,12 @@ _REQUEST_FRAMES = 9
 class Gate:
     """Answers authentication requests of ``context`` until closed."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys, refused: Counter[str]) -> None:
+    def __init__(self, context: Context, keys: Keys, refused: Counter[str]) -> None:
         self._client_key = z85.decode(keys.client_public.encode())
         self._refused = refused
         socket = context.socket(zmq.ROUTER)
         socket.bind(_ADDRESS)
-        self._endpoint = Endpoint(socket, limits=Limits(frames=_REQUEST_FRAMES), deliver=self._answer)
+        self._endpoint = Endpoint(socket, limits=Limits(frames=_REQUEST_FRAMES), deliver=self._answer, refused=refused)
 
     def close(self) -> None:
         """Nobody is let in any more."""

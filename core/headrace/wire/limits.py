@@ -24,3 +24,6 @@ class Limits:
         for name in ("header_bytes", "frame_bytes", "frames", "queue"):
             if getattr(self, name) < 1:
                 raise ValueError(f"Limits.{name} must be at least 1, got {getattr(self, name)}")
+
+
+DEFAULT_LIMITS = Limits()

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+MAX_SECONDS = 1e9
+"""Bounds a deadline, and keeps NaN and infinity out of the loop's timers."""
 
 
 class Call(msgspec.Struct, array_like=True, tag=0, frozen=True):
@@ -10,7 +15,7 @@ class Call(msgspec.Struct, array_like=True, tag=0, frozen=True):
 
     id: int
     method: str
-    seconds: float
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=MAX_SECONDS)]
     body: msgspec.Raw
 
 

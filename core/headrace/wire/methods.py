@@ -44,7 +44,10 @@ def _request_type(function: Callable[..., Any]) -> Any:
     parameters = list(inspect.signature(function).parameters)
     if not inspect.iscoroutinefunction(function) or len(parameters) != 2:
         raise ValueError(f"{where}: an rpc method is `async def method(self, request: T) -> R`")
-    hints = get_type_hints(function)
+    try:
+        hints = get_type_hints(function)
+    except NameError as error:
+        raise ValueError(f"{where}: its annotations must be importable at run time: {error}") from error
     if parameters[1] not in hints or "return" not in hints:
         raise ValueError(f"{where}: an rpc method's request and reply are annotated")
     return hints[parameters[1]]

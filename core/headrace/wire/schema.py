@@ -9,11 +9,14 @@ Invariant: restoring calls the original's constructor, so what it checks is chec
 from __future__ import annotations
 
 import dataclasses
+from functools import reduce
+from operator import or_
 from types import UnionType
 from typing import Any, ForwardRef, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
+from msgspec.structs import fields as struct_fields
 
 from headrace.contract import Ragged
 
@@ -83,15 +86,15 @@ def _subscript(annotation: Any, arguments: tuple[Any, ...]) -> Any:
 def _translate_union(arguments: tuple[Any, ...], inside: tuple[type, ...]) -> Any:
     rest = [a for a in arguments if not is_array(a) and a is not Ragged]
     if len(arguments) - len(rest) == 2:
-        return Union[(ColumnOnWire, *rest)] if rest else ColumnOnWire
-    return Union[tuple(_translate(a, inside) for a in arguments)]
+        return reduce(or_, rest, ColumnOnWire)
+    return reduce(or_, [_translate(a, inside) for a in arguments])
 
 
 def _fields(kind: type) -> dict[str, Any]:
     """Field name → type of a dataclass or Struct; empty for anything else."""
     if not (dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct)):
         return {}
-    names = kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else [f.name for f in dataclasses.fields(kind)]
+    names = kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else [f.name for f in _dataclass_fields(kind)]
     hints = get_type_hints(kind)
     return {name: hints[name] for name in names}
 
@@ -113,14 +116,7 @@ def _mirror(kind: type, inside: tuple[type, ...]) -> type:
 def _define_mirror(kind: type, fields: dict[str, Any]) -> type:
     if issubclass(kind, msgspec.Struct):
         config = kind.__struct_config__
-        described = [
-            (
-                f.name,
-                fields[f.name],
-                msgspec.field(name=f.encode_name, default=f.default, default_factory=f.default_factory),
-            )
-            for f in msgspec.structs.fields(kind)
-        ]
+        described = [_field(f.name, fields, f.default, f.default_factory, f.encode_name) for f in struct_fields(kind)]
         return msgspec.defstruct(
             kind.__name__,
             described,
@@ -129,12 +125,20 @@ def _define_mirror(kind: type, fields: dict[str, Any]) -> type:
             tag=config.tag,
             tag_field=config.tag_field if config.tag is not None else None,
         )
-    described = []
-    for f in dataclasses.fields(kind):
-        default = msgspec.NODEFAULT if f.default is dataclasses.MISSING else f.default
-        factory = msgspec.NODEFAULT if f.default_factory is dataclasses.MISSING else f.default_factory
-        described.append((f.name, fields[f.name], msgspec.field(default=default, default_factory=factory)))
+    described = [_field(f.name, fields, f.default, f.default_factory, f.name) for f in _dataclass_fields(kind)]
     return msgspec.defstruct(kind.__name__, described, kw_only=True)
+
+
+def _field(name: str, fields: dict[str, Any], default: Any, factory: Any, encode_name: str) -> tuple[str, Any, Any]:
+    if default is not dataclasses.MISSING and default is not msgspec.NODEFAULT:
+        return name, fields[name], msgspec.field(default=default, name=encode_name)
+    if factory is not dataclasses.MISSING and factory is not msgspec.NODEFAULT:
+        return name, fields[name], msgspec.field(default_factory=factory, name=encode_name)
+    return name, fields[name], msgspec.field(name=encode_name)
+
+
+def _dataclass_fields(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(kind)
 
 
 def _needs_restore(annotation: Any) -> bool:

@@ -1,7 +1,7 @@
 """Serves the rpc methods of an object: every call is a task of the loop.
 
 Invariants: a message that is not a valid call never ends the server, it is counted in ``refused``; no handler
-outlives its caller's wish for an answer, nor the server.
+outlives its caller's deadline, nor the server.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -20,39 +21,42 @@ from headrace.wire.endpoint import Endpoint
 from headrace.wire.failures import to_failure, unexpected
 from headrace.wire.gate import Gate
 from headrace.wire.keys import Keys
-from headrace.wire.limits import Limits
+from headrace.wire.limits import DEFAULT_LIMITS, Limits
 from headrace.wire.messages import Call, Cancel, Failure, Reply
 from headrace.wire.methods import Method, methods_of
 from headrace.wire.refusal import HEADER_TOO_LARGE, MALFORMED, UNKNOWN_METHOD, RefusedError
-from headrace.wire.sockets import bind_socket
+from headrace.wire.sockets import Context, bind_socket
 
 logger = logging.getLogger(__name__)
 
 _decode = msgspec.msgpack.Decoder(Call | Cancel).decode
 _encode = msgspec.msgpack.Encoder().encode
 
+_LINGER_MS = 200
+"""So that the reply to a call that ends the server still leaves it."""
+
 
 class Server:
     """``refused`` counts messages and peers turned away, by reason."""
 
     def __init__(
-        self, service: object, *, address: str, keys: Keys | None = None, limits: Limits | None = None
+        self, service: object, *, address: str, keys: Keys | None = None, limits: Limits = DEFAULT_LIMITS
     ) -> None:
         self.refused: Counter[str] = Counter()
         self._methods = methods_of(service)
         self._address = address
         self._keys = keys
-        self._limits = limits or Limits()
+        self._limits = limits
         self._running: dict[tuple[bytes, int], asyncio.Task[None]] = {}
         self._endpoint: Endpoint | None = None
         self._gate: Gate | None = None
-        self._own_context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._own_context: Context | None = None
 
     async def start(self) -> str:
         """Listen; returns the bound address. WireError when the address cannot be used."""
         if self._endpoint is not None:
             raise ValueError(f"the server of {self._address} was started before")
-        context = zmq.Context.instance()
+        context: Context = zmq.Context.instance()
         if self._keys is not None:
             context = self._own_context = zmq.Context()
             self._gate = Gate(context, self._keys, self.refused)
@@ -61,19 +65,18 @@ class Server:
         except WireError:
             await self.close()
             raise
-        self._endpoint = Endpoint(socket, limits=self._limits, deliver=self._deliver)
-        self._endpoint.refused = self.refused
-        self._address = socket.last_endpoint.rstrip(b"\0").decode()
+        self._endpoint = Endpoint(socket, limits=self._limits, deliver=self._deliver, refused=self.refused)
+        self._address = bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         return self._address
 
     async def close(self) -> None:
-        """Cancel running handlers and wait for them, then close the socket. Twice is fine."""
-        running = list(self._running.values())
+        """Take no more calls, cancel running handlers and wait for them. Twice is fine."""
+        if self._endpoint is not None:
+            self._endpoint.close(linger_ms=_LINGER_MS)
+        running = [task for task in self._running.values() if task is not asyncio.current_task()]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        if self._endpoint is not None:
-            self._endpoint.close()
         if self._gate is not None:
             self._gate.close()
         if self._own_context is not None:
@@ -95,19 +98,24 @@ class Server:
             message = _decode(frames[1].buffer)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise RefusedError(f"not a call: {error}", reason=MALFORMED) from error
-        route = frames[0].bytes
+        key = (frames[0].bytes, message.id)
         if isinstance(message, Cancel):
-            task = self._running.get((route, message.id))
-            if task is not None:
-                task.cancel()
-            return
+            if key in self._running:
+                self._running[key].cancel()
+        elif key in self._running:
+            raise RefusedError(f"a second call {message.id} of the same client", reason=MALFORMED)
+        else:
+            self._begin(key, message, frames)
+
+    def _begin(self, key: tuple[bytes, int], call: Call, frames: list[zmq.Frame]) -> None:
         try:
-            method, request = self._read(message, frames)
+            method, request = self._read(call, frames)
         except RefusedError as refusal:
-            self._send(route, to_failure(message.id, refusal))
+            self._fail(key, refusal)
             raise
-        key = (route, message.id)
-        self._running[key] = asyncio.get_running_loop().create_task(self._run(key, method, request, message.seconds))
+        task = asyncio.get_running_loop().create_task(self._run(key, method, request, call.seconds))
+        self._running[key] = task
+        task.add_done_callback(lambda _: self._running.pop(key))  # a task cancelled early never runs a line of its own
 
     def _read(self, call: Call, frames: list[zmq.Frame]) -> tuple[Method, Any]:
         method = self._methods.get(call.method)
@@ -123,28 +131,29 @@ class Server:
             raise RefusedError(f"{call.method}: {refusal.message}", reason=refusal.reason) from refusal
 
     async def _run(self, key: tuple[bytes, int], method: Method, request: Any, seconds: float) -> None:
-        route, call = key
         task = self._running[key]
         timer = asyncio.get_running_loop().call_later(seconds, task.cancel)
         try:
             header, *arrays = encode(await method.call(request))
-            message = _encode(Reply(call, msgspec.Raw(header)))
+            message = _encode(Reply(key[1], msgspec.Raw(header)))
             check_limits([len(message), *(len(array) for array in arrays)], self._limits)
-            self._send(route, message, arrays)
+            self._send(key, message, arrays)
         except asyncio.CancelledError:
             if not task.cancelling():
-                self._send(route, to_failure(call, RunError(f"{method.name} was cancelled from within")))
+                self._fail(key, RunError(f"{method.name} was cancelled from within its own node"))
         except HeadraceError as error:
-            self._send(route, to_failure(call, error))
+            self._fail(key, error)
         except Exception as error:
             # The supervisor of handlers: one call's bug ends that call, not the node.
             logger.exception("%s failed", method.name)
-            self._send(route, to_failure(call, unexpected(method.name, error)))
+            self._fail(key, unexpected(method.name, error))
         finally:
             timer.cancel()
-            del self._running[key]
 
-    def _send(self, route: bytes, message: bytes | Failure, arrays: list[Any] | None = None) -> None:
-        if self._endpoint is not None:
-            header = message if isinstance(message, bytes) else _encode(message)
-            self._endpoint.send([route, header, *(arrays or ())])
+    def _fail(self, key: tuple[bytes, int], error: HeadraceError) -> None:
+        failure: Failure = to_failure(key[1], error)
+        self._send(key, _encode(failure))
+
+    def _send(self, key: tuple[bytes, int], message: bytes, arrays: Sequence[object] = ()) -> None:
+        if self._endpoint is not None and not self._endpoint.closed:
+            self._endpoint.send([key[0], message, *arrays])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import zmq
 
 from headrace.errors import WireError
@@ -9,20 +11,23 @@ from headrace.wire.address import check_address, check_free
 from headrace.wire.keys import Keys
 from headrace.wire.limits import Limits
 
-ZAP_DOMAIN = "headrace"
+Socket: TypeAlias = "zmq.Socket[bytes]"
+Context: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
+
+_ZAP_DOMAIN = b"headrace"
+_RECONNECT_MS = 20
+_RECONNECT_MAX_MS = 1000
 
 
-def bind_socket(
-    context: zmq.Context[zmq.Socket[bytes]], address: str, *, keys: Keys | None, limits: Limits
-) -> zmq.Socket[bytes]:
+def bind_socket(context: Context, address: str, *, keys: Keys | None, limits: Limits) -> Socket:
     """A ROUTER bound to ``address``. WireError, and no socket left open, when that fails."""
     check_address(address, keys=keys)
     check_free(address)
-    socket = _socket(context, zmq.ROUTER, limits)
+    socket = _socket(context, zmq.ROUTER, address, limits)
     if keys is not None:
         socket.curve_server = True
         socket.curve_secretkey = keys.server_secret.encode()
-        socket.zap_domain = ZAP_DOMAIN.encode()
+        socket.zap_domain = _ZAP_DOMAIN
         # Without this libzmq lets everybody in whenever nobody answers its authentication requests.
         socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
     try:
@@ -35,12 +40,10 @@ def bind_socket(
     return socket
 
 
-def connect_socket(
-    context: zmq.Context[zmq.Socket[bytes]], address: str, *, keys: Keys | None, limits: Limits
-) -> zmq.Socket[bytes]:
+def connect_socket(context: Context, address: str, *, keys: Keys | None, limits: Limits) -> Socket:
     """A DEALER that connects to ``address``, now or when somebody listens there."""
     check_address(address, keys=keys)
-    socket = _socket(context, zmq.DEALER, limits)
+    socket = _socket(context, zmq.DEALER, address, limits)
     if keys is not None:
         socket.curve_serverkey = keys.server_public.encode()
         socket.curve_publickey = keys.client_public.encode()
@@ -55,13 +58,10 @@ def connect_socket(
     return socket
 
 
-_RECONNECT_MS = 20
-_RECONNECT_MAX_MS = 1000
-
-
-def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, limits: Limits) -> zmq.Socket[bytes]:
+def _socket(context: Context, kind: int, address: str, limits: Limits) -> Socket:
     socket = context.socket(kind)
     socket.linger = 0
+    socket.ipv6 = address.startswith("tcp://[")
     socket.sndhwm = socket.rcvhwm = limits.queue
     socket.maxmsgsize = 2 * max(limits.frame_bytes, limits.header_bytes)
     return socket
