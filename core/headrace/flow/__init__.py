@@ -1,0 +1,12 @@
+"""The flow room: which group may start, under which version and where; which rows may be trained, and when.
+
+Sans-IO state machines: no clock, socket, thread or engine. The same code drives the real run, the property tests and
+the simulator. Open :mod:`headrace.flow.flow` first; below it, `versions` (what is live), `ledger` (what is stored and
+leased), `admission` (the staleness policy), `dispatch` (trajectories → instances) with `fleet` (who hosts and runs
+what) and `switching` (who loads what), `batching` (how a batch is made up and cut).
+"""
+
+from headrace.flow.flow import Flow
+from headrace.flow.records import BatchLease, Counts, Switch, Ticket
+
+__all__ = ["BatchLease", "Counts", "Flow", "Switch", "Ticket"]

@@ -1,0 +1,52 @@
+"""How much may be outstanding, what a batch may hold and when a version may follow: the policy is asked, and checked.
+
+Invariant: no batch leaves with a row whose staleness is negative or beyond ``max_staleness``, whatever the policy says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headrace.contract import FlowView, StalenessPolicy
+from headrace.errors import StalenessError
+from headrace.flow.batching import oldest_first
+
+
+class Admission:
+    """Refuses, when constructed, settings that must deadlock or overshoot (StalenessError)."""
+
+    def __init__(self, policy: StalenessPolicy, *, batch_groups: int) -> None:
+        policy.check(batch_groups=batch_groups)
+        self._policy = policy
+
+    def admits(self, view: FlowView, *, trained: bool) -> bool:
+        """Whether one more group may start. ``trained``: the batch of this version is. A version that may be published
+        is not held up by a group that starts meanwhile."""
+        if self._policy.admit(view) <= 0:
+            return False
+        if not trained or not self._policy.may_publish(view):
+            return True
+        in_flight = {**view.in_flight, view.version: view.in_flight.get(view.version, 0) + 1}
+        return self._policy.may_publish(replace(view, in_flight=in_flight))
+
+    def batch(self, view: FlowView) -> dict[int, int] | None:
+        """Groups by version of the batch that may be taken now; None when none may."""
+        if view.batch_taken:
+            return None
+        chosen = oldest_first(view.ready, groups=view.batch_groups)
+        if chosen is None or not self._policy.may_take(view, chosen):
+            return None
+        for version in chosen:
+            staleness = view.version - version
+            if not 0 <= staleness <= self._policy.max_staleness:
+                raise StalenessError(
+                    f"a batch of version {view.version} would hold groups of version {version}: staleness "
+                    f"{staleness} is outside 0 … {self._policy.max_staleness}",
+                    origin=f"staleness policy {type(self._policy).__name__}",
+                    fix="this is a fault of the policy: may_take or may_publish allowed too much",
+                )
+        return chosen
+
+    def publishes(self, view: FlowView) -> bool:
+        """Whether the next version may be published, its batch being trained."""
+        return self._policy.may_publish(view)

@@ -1,0 +1,114 @@
+"""Trajectories → instances. Free-running: the least loaded instance that hosts the version. Lockstep: by id.
+
+Invariant: a trajectory is given only to an instance that hosts the version it is pinned to, first time and every time
+it is placed again.
+
+Lockstep must not depend on timing. The first group of a version opens a *cohort*: the next ``batch_groups`` groups,
+dealt over the instances of that moment, which all host the version, as trajectory id modulo their number. Who gets
+how many is fixed then, so that an instance can start to decode when it has all of its share. When the fleet changes
+inside a cohort, the instances that remain still get exactly their share. Members dealt to an instance that left are
+unplaced and are placed again outside the cohort, by id over the instances that are there then; one that joins waits
+for the next cohort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.flow.fleet import Fleet, Instance
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cohort:
+    """``groups``: those that belong to it. ``instances``: whom it is dealt to, by name."""
+
+    version: int
+    groups: range
+    instances: tuple[Instance, ...]
+    sizes: Mapping[str, int]
+    """Trajectories that each instance gets in all."""
+
+
+class Dispatch:
+    """``barred``: instances that get no new groups at the moment."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        batch_groups: int,
+        group_size: int,
+        lockstep: bool,
+        barred: Callable[[], Set[Instance]],
+    ) -> None:
+        self._fleet = fleet
+        self._batch_groups = batch_groups
+        self._group_size = group_size
+        self._lockstep = lockstep
+        self._barred = barred
+        self._cohort: Cohort | None = None
+
+    def can_start(self, version: int) -> bool:
+        """Whether the fleet can take another group of ``version``."""
+        if self._lockstep:
+            if self._cohort is not None and self._cohort.version == version:
+                return self._fleet.is_hosted(version)
+            return self._fleet.is_hosted_everywhere(version)
+        instance = self._fleet.least_loaded(version, barred=self._barred())
+        return instance is not None and self._fleet.has_room(instance)
+
+    def start(self, group: int, trajectories: range, version: int) -> Cohort | None:
+        """Place every member of a new group, which :meth:`can_start`; returns its cohort."""
+        if not self._lockstep:
+            barred = self._barred()
+            for trajectory in trajectories:
+                self._fleet.place(trajectory, version, self._fleet.least_loaded(version, barred=barred))
+            return None
+        cohort = self._cohort_of(group, version)
+        for trajectory in trajectories:
+            if cohort is None:
+                self._fleet.place(trajectory, version, self._by_id(trajectory, version))
+                continue
+            dealt = cohort.instances[trajectory % len(cohort.instances)]
+            self._fleet.place(trajectory, version, dealt if self._is_there(dealt, version) else None)
+        return cohort
+
+    def place_again(self, trajectory: int, version: int) -> Instance | None:
+        """Put an unfinished trajectory on an instance that hosts its version; unplaced when none can take it."""
+        self._fleet.remove(trajectory, version)
+        if self._lockstep:
+            instance = self._by_id(trajectory, version)
+        else:
+            instance = self._fleet.least_loaded(version)
+            if instance is not None and not self._fleet.has_room(instance):
+                instance = None
+        self._fleet.place(trajectory, version, instance)
+        return instance
+
+    def end_cohort(self) -> None:
+        """The next group opens a new cohort, although the version is the same."""
+        self._cohort = None
+
+    # ------------------------------------------------------------ lockstep
+
+    def _cohort_of(self, group: int, version: int) -> Cohort | None:
+        if self._cohort is None or self._cohort.version != version:
+            self._cohort = self._open_cohort(range(group, group + self._batch_groups), version)
+        return self._cohort if group in self._cohort.groups else None
+
+    def _open_cohort(self, groups: range, version: int) -> Cohort:
+        instances = tuple(self._fleet.instances)
+        trajectories = np.arange(groups.start * self._group_size, groups.stop * self._group_size)
+        sizes = np.bincount(trajectories % len(instances), minlength=len(instances)).tolist()
+        names = [instance.name for instance in instances]
+        return Cohort(version=version, groups=groups, instances=instances, sizes=dict(zip(names, sizes, strict=True)))
+
+    def _by_id(self, trajectory: int, version: int) -> Instance | None:
+        hosting = self._fleet.hosting(version)
+        return hosting[trajectory % len(hosting)] if hosting else None
+
+    def _is_there(self, instance: Instance, version: int) -> bool:
+        return self._fleet.has(instance) and version in instance.hosted

@@ -1,0 +1,355 @@
+"""The façade of the flow room: one object per phase that says what may happen next.
+
+It knows ids, counts and versions; the caller tells it what happened and asks what may. Nothing here waits, reads a
+clock or sends anything.
+
+Ids: trajectory = row = ``group * group_size + member``. Invariants, at every moment: every trajectory is pinned to the
+version its group started under; ``dispatched = trained + buffered + in_flight + dropped``; every batch is made of
+whole groups, oldest version first, and no row in it is staler than the policy's ``max_staleness``.
+
+What the caller owes for liveness: carry out :meth:`Flow.switches`, call :meth:`Flow.place_again` for
+:meth:`Flow.unplaced`, and tell of everything that finished, failed or left. Then an unplaced trajectory is placed in
+the end, because ``switches`` brings its version back onto an instance when none hosts it (see
+:mod:`headrace.flow.switching`), and the policy's gates never wait for anything but trajectories in flight.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+from headrace.contract import FlowView, StalenessPolicy
+from headrace.errors import StalenessError
+from headrace.flow.admission import Admission
+from headrace.flow.dispatch import Dispatch
+from headrace.flow.fleet import Fleet
+from headrace.flow.ledger import Lease, Ledger
+from headrace.flow.records import BatchLease, Counts, Switch, Ticket
+from headrace.flow.switching import Switching
+from headrace.flow.versions import Versions
+
+_ROW = ("row",)
+_TRAIN = "train"
+
+
+class Flow:
+    """``version``: the newest policy version, which the trainer works on. ``first_group``: the first group id; a phase
+    with another ``group_size`` must start above every earlier trajectory id. ``rollout=False``: rows come from
+    elsewhere (demonstrations), and nothing is placed on instances. ``lookahead``: an instance is given new work while
+    it has fewer than ``slots * lookahead`` trajectories, so that its queue hides the round trip; a group's members all
+    start, so that the last group may pass this by ``group_size - 1``.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: StalenessPolicy,
+        batch_groups: int,
+        group_size: int,
+        rollout: bool = True,
+        version: int = 0,
+        first_group: int = 0,
+        lookahead: float = 1.25,
+    ) -> None:
+        if min(batch_groups, group_size) < 1 or first_group < 0:
+            raise ValueError(
+                f"batch_groups = {batch_groups} and group_size = {group_size} are at least 1, "
+                f"first_group = {first_group} at least 0"
+            )
+        self.batch_groups = batch_groups
+        self.group_size = group_size
+        self._rollout = rollout
+        self._admission = Admission(policy, batch_groups=batch_groups)
+        self._versions = Versions(version)
+        self._ledger = Ledger(group_size=group_size, columns=_ROW, consumers={_TRAIN: _ROW}, first_group=first_group)
+        self._fleet = Fleet(lookahead=lookahead)
+        self._switching = Switching(self._fleet, self._versions)
+        self._dispatch = Dispatch(
+            self._fleet,
+            batch_groups=batch_groups,
+            group_size=group_size,
+            lockstep=policy.lockstep,
+            barred=self._switching.barred,
+        )
+        self._lockstep = policy.lockstep
+        self._lease: BatchLease | None = None
+        self._batch_trained = False
+        self._dispatched = self._trained = self._in_flight = 0
+        self._dropped: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+
+    # ------------------------------------------------------------ where things stand
+
+    def view(self) -> FlowView:
+        """What the policy sees."""
+        return FlowView(
+            batch_groups=self.batch_groups,
+            version=self._versions.newest,
+            batch_taken=self._batch_trained or self._lease is not None,
+            in_flight=self._versions.in_flight,
+            ready=self._ledger.ready(_TRAIN),
+        )
+
+    def counts(self) -> Counts:
+        """Conservation, in trajectories."""
+        return Counts(
+            dispatched=self._dispatched,
+            trained=self._trained,
+            buffered=self._ledger.buffered,
+            in_flight=self._in_flight,
+            dropped=dict(self._dropped),
+            refused=dict(self._refused),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows that are stored and neither trained nor dropped."""
+        return self._ledger.nbytes
+
+    @property
+    def next_group(self) -> int:
+        """The id the next ticket's group gets."""
+        return self._ledger.next_group
+
+    def live_versions(self) -> tuple[int, ...]:
+        """Published and not retired, ascending."""
+        return self._versions.live
+
+    def knows(self, group: int) -> bool:
+        """Whether a group is outstanding: dispatched, neither trained nor dropped."""
+        return self._ledger.is_open(group)
+
+    # ------------------------------------------------------------ instances
+
+    def join(self, instance: str, *, slots: int, live_versions: int, versions: Collection[int]) -> None:
+        """An instance is there. ValueError when its name is in use: a restarted one must :meth:`leave` first."""
+        for version in versions:
+            self._check_published(version, f"instance {instance!r}")
+        self._fleet.join(instance, slots=slots, live_versions=live_versions, versions=versions)
+
+    def leave(self, instance: str) -> tuple[int, ...]:
+        """An instance is gone. Returns its unfinished trajectories, now :meth:`unplaced`."""
+        return self._fleet.leave(instance)
+
+    def committed(self, instance: str, version: int) -> tuple[int, ...]:
+        """An instance now serves ``version``; one with a single live version has dropped the other by that. Returns
+        the trajectories that this left without their version, now :meth:`unplaced` (none, unless the instance switched
+        after the flow stopped asking for it)."""
+        self._check_published(version, f"instance {instance!r}")
+        return self._fleet.commit(instance, version)
+
+    def retired_on(self, instance: str, version: int) -> tuple[int, ...]:
+        """An instance no longer serves ``version``. Returns as :meth:`committed` does."""
+        return self._fleet.retire(instance, version)
+
+    def hosting(self, version: int) -> tuple[str, ...]:
+        """Instances that serve ``version``, by name."""
+        return tuple(instance.name for instance in self._fleet.hosting(version))
+
+    def switches(self) -> tuple[Switch, ...]:
+        """What instances should load and retire now, by name. A query: it repeats an answer until the instance's
+        :meth:`committed` and :meth:`retired_on` have been told. Cheap when nothing changed."""
+        return self._switching.switches()
+
+    # ------------------------------------------------------------ trajectories
+
+    def next_ticket(self) -> Ticket | None:
+        """Another group may start, now and under the newest version; None when the policy or the fleet says no.
+
+        Free-running: an instance that hosts the newest version has room; each member goes to the least loaded one.
+        Lockstep: every instance hosts the newest version when a cohort begins; there is no gate on room.
+        """
+        version = self._versions.newest
+        if not self._admission.admits(self.view(), trained=self._batch_trained):
+            return None
+        if self._rollout and not self._dispatch.can_start(version):
+            return None
+        group = self._ledger.open(self._versions.opened())
+        trajectories = self._ledger.rows(group)
+        self._dispatched += len(trajectories)
+        self._in_flight += len(trajectories)
+        cohort = self._dispatch.start(group, trajectories, version) if self._rollout else None
+        return Ticket(
+            group=group,
+            version=version,
+            trajectories=tuple(trajectories),
+            instances=tuple(map(self.instance_of, trajectories)),
+            cohort=cohort.version if cohort else None,
+            cohort_sizes=cohort.sizes if cohort else {},
+        )
+
+    def instance_of(self, trajectory: int) -> str:
+        """Where an unfinished trajectory is placed; "" for nowhere."""
+        instance = self._fleet.instance_of(trajectory)
+        return instance.name if instance else ""
+
+    def generated(self, trajectory: int) -> None:
+        """The tokens are done: the trajectory's place is free, before it is scored. Late news change nothing."""
+        if self._is_awaited(trajectory):
+            self._fleet.remove(trajectory, self._ledger.version(trajectory // self.group_size))
+
+    def unplaced(self) -> tuple[int, ...]:
+        """Unfinished trajectories that are on no instance, ascending: each needs :meth:`place_again`."""
+        return tuple(sorted(t for waiting in self._fleet.unplaced.values() for t in waiting))
+
+    def place_again(self, trajectory: int) -> str | None:
+        """Place a trajectory whose instance left, or that must be generated anew, on an instance that hosts its
+        version, perhaps the same. None: none hosts it or has room now, and it is :meth:`unplaced`; or its row is not
+        awaited any more."""
+        if trajectory // self.group_size >= self.next_group or not self._rollout:
+            raise ValueError(f"trajectory {trajectory} was never placed")
+        if not self._is_awaited(trajectory):
+            return None
+        instance = self._dispatch.place_again(trajectory, self._ledger.version(trajectory // self.group_size))
+        return instance.name if instance else None
+
+    def stored(self, trajectory: int, *, version: int, tokens: int, nbytes: int) -> bool:
+        """A row is in storage. ``version``: of its oldest token, as the engine reported it. False: the write was not
+        wanted (duplicate, late or unknown) and was counted; unless it is a duplicate, storage should forget it.
+        StalenessError when the row is older than its group or newer than the newest version."""
+        group = trajectory // self.group_size
+        if self._is_awaited(trajectory):
+            self._check_published(version, f"trajectory {trajectory}")
+            if version < (pinned := self._ledger.version(group)):
+                raise StalenessError(
+                    f"trajectory {trajectory} has a token of version {version}, its group started under {pinned}",
+                    fix="an engine must sample every token from the version its request names",
+                )
+        written = self._ledger.write(trajectory, _ROW, nbytes=nbytes, tokens=tokens, version=version)
+        if written != "stored":
+            self._refused[written] += 1
+            return False
+        self._in_flight -= 1
+        self._fleet.remove(trajectory, self._ledger.version(group))
+        if self._ledger.is_complete(group):
+            self._versions.closed(self._ledger.version(group))
+        return True
+
+    def drop_group(self, group: int, reason: str) -> tuple[int, ...]:
+        """Give a whole group up, stored members included. Returns its row ids, which storage may free; () when it is
+        not outstanding any more. ValueError while it is in a batch, or when it was never dispatched."""
+        if not self._ledger.is_open(group):
+            if group >= self.next_group:
+                raise ValueError(f"group {group} was never dispatched; the next one is {self.next_group}")
+            return ()
+        version, complete = self._ledger.version(group), self._ledger.is_complete(group)
+        rows = self._ledger.rows(group)
+        stored = self._ledger.drop(group)
+        if not complete:
+            self._in_flight -= self.group_size - stored
+            for trajectory in rows:
+                self._fleet.remove(trajectory, version)
+            self._versions.closed(version)
+        self._dropped[reason] += self.group_size
+        return tuple(rows)
+
+    def drop_all(self, reason: str) -> tuple[int, ...]:
+        """The phase ends: give up everything outstanding, a batch in training included. Returns the groups."""
+        if self._lease is not None:
+            self.release(self._lease.lease)
+        groups = tuple(self._ledger.open_groups())
+        for group in groups:
+            self.drop_group(group, reason)
+        return groups
+
+    # ------------------------------------------------------------ batches
+
+    def take_batch(self, *, now: float, ttl: float) -> BatchLease | None:
+        """The training batch of the newest version, held until ``now + ttl``; None when the policy says to wait or this
+        version's batch is taken."""
+        view = self.view()
+        if self._admission.batch(view) is None:
+            return None
+        lease = self._ledger.lease(_TRAIN, self.batch_groups, deadline=now + ttl)
+        assert lease is not None, "the policy was asked about groups that are ready"
+        self._lease = self._batch_lease(lease, view.version)
+        return self._lease
+
+    def extend(self, lease: int, *, now: float, ttl: float) -> None:
+        """Hold the batch until ``now + ttl``. ValueError when it is not held any more."""
+        self._ledger.extend(lease, deadline=now + ttl)
+
+    def release(self, lease: int) -> None:
+        """Give the batch back: its groups may be taken again, as the batch of the same version."""
+        self._ledger.release(lease)
+        self._lease = None
+
+    def expire(self, now: float) -> tuple[BatchLease, ...]:
+        """Release the batch if its deadline has come; returns it if so."""
+        expired = self._lease
+        if not self._ledger.expire(now) or expired is None:
+            return ()
+        self._lease = None
+        return (expired,)
+
+    def trained(self, lease: int, *, applied: bool = True) -> tuple[int, ...]:
+        """The batch is done with. Returns its rows, which storage may free. ``applied=False``: no optimiser step was
+        (loss or gradient not finite), so the weights are those of the same version, and that version gets another
+        batch. ValueError when the lease is not held any more: the rows are, or will be, in another one."""
+        self._ledger.acknowledge(lease)
+        done = self._lease
+        assert done is not None, "the ledger held a lease that the flow did not take"
+        self._lease = None
+        self._batch_trained = applied
+        if not applied:
+            self._dispatch.end_cohort()
+        self._trained += len(done.rows)
+        return done.rows
+
+    # ------------------------------------------------------------ versions
+
+    def may_publish(self) -> bool:
+        """Whether the batch of the newest version is trained and the policy lets the next version follow. Once True it
+        stays True until :meth:`published`: no ticket is given that would take it back."""
+        return self._batch_trained and self._admission.publishes(self.view())
+
+    def published(self, version: int) -> None:
+        """``version`` is in the weight store. StalenessError unless it is the newest + 1 and :meth:`may_publish`."""
+        if version == self._versions.newest + 1 and not self.may_publish():
+            raise StalenessError(
+                f"version {version} was published before it may be: "
+                + ("its batch is not trained" if not self._batch_trained else "older trajectories are in flight"),
+                fix="publish when may_publish() says so",
+            )
+        self._versions.publish(version)
+        self._batch_trained = False
+
+    def retirable(self) -> tuple[int, ...]:
+        """Live versions older than the newest with nothing in flight and no pin, ascending."""
+        return self._versions.retirable()
+
+    def retired(self, version: int) -> None:
+        """``version`` is gone from the weight store. ValueError unless it is :meth:`retirable`."""
+        self._versions.retire(version)
+
+    def pin(self, version: int) -> None:
+        """Keep a live version live, and hosted, until as many :meth:`unpin`: evaluation reads it."""
+        self._versions.pin(version)
+
+    def unpin(self, version: int) -> None:
+        """Undo one :meth:`pin`."""
+        self._versions.unpin(version)
+
+    # ------------------------------------------------------------ inside
+
+    def _is_awaited(self, trajectory: int) -> bool:
+        return self._ledger.is_open(trajectory // self.group_size) and not self._ledger.is_written(trajectory)
+
+    def _check_published(self, version: int, who: str) -> None:
+        if version > self._versions.newest:
+            raise StalenessError(
+                f"{who} reports version {version}, and the newest published version is {self._versions.newest}: "
+                f"staleness would be negative",
+                fix="after a failover or resume, continue from the highest version ever published",
+            )
+
+    def _batch_lease(self, lease: Lease, version: int) -> BatchLease:
+        groups = tuple(sorted(lease.groups))
+        return BatchLease(
+            lease=lease.lease,
+            version=version,
+            groups=groups,
+            rows=tuple(row for group in groups for row in self._ledger.rows(group)),
+            tokens=tuple(count for group in groups for count in self._ledger.tokens(group)),
+            deadline=lease.deadline,
+        )

@@ -1,0 +1,65 @@
+"""What goes into and comes out of the flow's façade: plain values, no behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """A group may start."""
+
+    group: int
+    version: int
+    """The policy version that must sample every token of every member."""
+    trajectories: tuple[int, ...]
+    instances: tuple[str, ...]
+    """Parallel to ``trajectories``. ``""``: nothing is rolled out in this phase; or, in lockstep after an instance was
+    lost in the middle of a cohort, this member is in :meth:`Flow.unplaced` and needs :meth:`Flow.place_again`."""
+    cohort: int | None
+    """Lockstep only: the version whose first groups this one belongs to. None for a group that replaces a dropped one
+    and for everything outside lockstep."""
+    cohort_sizes: Mapping[str, int]
+    """Lockstep: how many trajectories of this cohort each instance gets in all, as fixed when the cohort began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """What an instance should do now: retire first, then load."""
+
+    instance: str
+    load: int | None
+    retire: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLease:
+    """A training batch, held until ``deadline`` (the caller's clock)."""
+
+    lease: int
+    version: int
+    """The version the batch is trained at."""
+    groups: tuple[int, ...]
+    """Ascending."""
+    rows: tuple[int, ...]
+    """Ascending: ``group_size`` rows of each group."""
+    tokens: tuple[int, ...]
+    """Parallel to ``rows``."""
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Trajectories since the flow began: ``dispatched = trained + buffered + in_flight + sum(dropped)``, always."""
+
+    dispatched: int
+    trained: int
+    buffered: int
+    """Stored and not yet trained; a leased row is buffered until its batch is acknowledged."""
+    in_flight: int
+    dropped: Mapping[str, int]
+    """By reason."""
+    refused: Mapping[str, int]
+    """Writes that were turned away, by kind: ``duplicate``, ``late`` (the group was trained or dropped), ``unknown``
+    (never dispatched by this flow). They are no trajectories of their own and stand outside the sum."""

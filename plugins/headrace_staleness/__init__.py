@@ -1,0 +1,1 @@
+"""Staleness policies: when groups may start, batches be taken and versions be published."""

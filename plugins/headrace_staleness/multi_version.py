@@ -1,0 +1,95 @@
+"""``multi_version``: several policy versions in flight, each trajectory pinned to one, staleness bounded by waiting.
+
+Nothing is cut off or discarded to keep the bound: what is too old to wait is trained first, and publication waits for
+the oldest version in flight (the sliding window of DORA, arXiv 2604.26256, with the gates that paper leaves open).
+
+With B = ``batch_groups``, K = ``max_staleness``, t = the newest version: a group of version v must be in one of the
+batches up to v + K. So of the outstanding groups, those of version ≤ t − K + d are due within batches t … t + d.
+The policy keeps, for every d = 0 … K,
+
+    outstanding of version ≤ t − K + d   ≤   B · d         once batch t is taken
+                                         ≤   B · (d + 1)   before
+
+(earliest deadline first is feasible). Taking a batch is gated on the first line. Publishing t + 1 turns the first line
+into the second. New groups are all of version t, so that they count for d = K alone: ``admit`` keeps that case.
+
+No row can be late, since for d = 0 nothing of version ≤ t − K is left once batch t is taken. Nothing can get stuck:
+with nothing in flight, before batch t, the second line says that the oldest B groups may be taken, and when there are
+fewer than B another group is admitted; after it, t + 1 may be published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from headrace.contract import FlowView, StalenessPolicy
+from headrace.errors import StalenessError
+
+
+class MultiVersion(StalenessPolicy):
+    """At most ``max(K, 1)`` versions have groups in flight; ``K + 1`` are live when retired ones are freed at once."""
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Settings:
+        """``max_staleness``: K ≥ 0. ``outstanding_batches``: how many batches' worth of groups may be dispatched and
+        not taken, 1 … max(K, 1). Default: 2, or 1 where K ≤ 1; more than 2 only raises the mean staleness."""
+
+        max_staleness: int
+        outstanding_batches: float | None = None
+
+    settings: Settings
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.max_staleness = settings.max_staleness
+        most = max(self.max_staleness, 1)
+        self._outstanding_batches = (
+            min(most, 2) if settings.outstanding_batches is None else settings.outstanding_batches
+        )
+
+    def check(self, *, batch_groups: int) -> None:
+        most, outstanding = max(self.max_staleness, 1), self._outstanding_batches
+        if self.max_staleness < 0:
+            raise StalenessError(
+                f"max_staleness = {self.max_staleness} < 0: no row is newer than the policy that trains on it",
+                fix="set max_staleness = 0 for the synchronous run, or more",
+            )
+        if not outstanding >= 1:
+            raise StalenessError(
+                f"outstanding_batches = {outstanding:g} < 1: {outstanding * batch_groups:g} outstanding groups "
+                f"never fill a batch of {batch_groups}",
+                fix="set outstanding_batches to at least 1, or leave it out",
+            )
+        if outstanding > most:
+            raise StalenessError(
+                f"outstanding_batches · groups = {outstanding:g} · {batch_groups} = {outstanding * batch_groups:g} > "
+                f"max(max_staleness, 1) · groups = {most} · {batch_groups} = {most * batch_groups}: once a batch is "
+                f"taken, only {self.max_staleness} more may hold the newest groups, so the rest would have to wait or "
+                f"be trained too late",
+                fix=f"set outstanding_batches to at most {most}, or max_staleness to at least {ceil(outstanding)}",
+            )
+
+    def admit(self, view: FlowView) -> int:
+        """As many as the batches that remain for them can hold, within ``outstanding_batches``."""
+        remaining = self.max_staleness + (not view.batch_taken)
+        limit = round(self._outstanding_batches * view.batch_groups)
+        return max(0, min(limit, remaining * view.batch_groups) - view.outstanding)
+
+    def may_take(self, view: FlowView, chosen: Mapping[int, int]) -> bool:
+        """The chosen are within the bound, and what stays behind can still be trained in time."""
+        oldest = view.version - self.max_staleness
+        left = {
+            version: view.in_flight.get(version, 0) + view.ready.get(version, 0) - chosen.get(version, 0)
+            for version in {*view.in_flight, *view.ready}
+        }
+        return min(chosen) >= oldest and all(
+            sum(count for version, count in left.items() if version <= oldest + batches) <= batches * view.batch_groups
+            for batches in range(self.max_staleness + 1)
+        )
+
+    def may_publish(self, view: FlowView) -> bool:
+        """Nothing in flight would have to be in the next version's batch, the last that may hold it: what is finished
+        may still be waiting, but a batch cannot be closed over an unfinished trajectory. (K = 0: nothing in flight.)"""
+        return all(version > view.version + 1 - self.max_staleness for version in view.in_flight)
