@@ -1,0 +1,163 @@
+"""``jsonl``: tasks from a file of your own, one JSON object per line.
+
+``prompt`` and ``answer`` are templates over a record's fields. Training goes through the records in an order drawn
+from the job's seed; evaluation goes through its records in the order of the file.
+
+Invariant: no prompt is in both splits. With ``evaluation_share`` a prompt's hash decides, so that adding records
+never moves another one across; with ``evaluation_path`` a prompt that is in both files is an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import string
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.contract import Split, Task
+from headrace.errors import ConfigError
+from headrace_environments.text import TextEnvironment, render
+
+CHECKED = 2000
+"""At most so many tasks per split, evenly spaced, are tried against the vocabulary at start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonlSettings:
+    """Paths are relative to the job file's folder."""
+
+    path: str
+    prompt: str = "{prompt}"
+    answer: str = "{answer}"
+    """Empty: the records have no answer; only a reward of one's own can judge."""
+    reward: str = "exact"
+    evaluation_path: str = ""
+    """A second file to evaluate on. Empty: ``evaluation_share`` of the first."""
+    evaluation_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.evaluation_share < 1:
+            raise ValueError(f"evaluation_share must be at least 0 and less than 1, got {self.evaluation_share}")
+        if not self.answer and self.reward == "exact":
+            raise ValueError('reward = "exact" compares with an answer; give answer a template, or name a reward')
+        for name, template in (("prompt", self.prompt), ("answer", self.answer)):
+            if template and not any(field is not None for _, field, _, _ in string.Formatter().parse(template)):
+                raise ValueError(f"{name} = {template!r} names no field; did you mean {{{template}}} in braces?")
+
+
+class Jsonl(TextEnvironment):
+    """A finite stream: as many tasks as the file has records."""
+
+    Settings = JsonlSettings
+
+    def load(self) -> None:
+        settings: JsonlSettings = self.settings
+        tasks = self._read(settings.path)
+        self._tasks: dict[Split, list[Task]]
+        if settings.evaluation_path:
+            held_out = self._read(settings.evaluation_path)
+            self._refuse_overlap(tasks, held_out)
+            self._tasks = {"train": tasks, "evaluation": held_out}
+        else:
+            sides = [_fraction(task.data["prompt"]) < settings.evaluation_share for task in tasks]
+            self._tasks = {
+                "train": [t for t, out in zip(tasks, sides, strict=True) if not out],
+                "evaluation": [t for t, out in zip(tasks, sides, strict=True) if out],
+            }
+            self._refuse_empty_side(len(tasks))
+        generator = np.random.Generator(np.random.Philox(key=self.context.seed % 2**64))
+        self._order = generator.permutation(len(self._tasks["train"]))
+        for chosen in self._tasks.values():
+            self.check_texts(chosen[:: -(-len(chosen) // CHECKED) or 1], origin=settings.path)
+
+    def size(self, split: Split) -> int | None:
+        return len(self._tasks[split])
+
+    def task(self, index: int, *, split: Split) -> Task:
+        tasks = self._tasks[split]
+        if not 0 <= index < len(tasks):
+            raise IndexError(f"task {index} of {len(tasks)} in split {split!r}")
+        return tasks[int(self._order[index])] if split == "train" else tasks[index]
+
+    def _read(self, name: str) -> list[Task]:
+        path = Path(self.context.directory) / name
+        tasks = [self._task(record, f"{name}:{line}") for line, record in _records(path)]
+        if not tasks:
+            raise ConfigError(f"{path} has no records", origin=name, fix="write one JSON object per line")
+        return tasks
+
+    def _task(self, record: dict[str, Any], origin: str) -> Task:
+        settings: JsonlSettings = self.settings
+        prompt = render(settings.prompt, record, setting="prompt", origin=origin)
+        answer = render(settings.answer, record, setting="answer", origin=origin) if settings.answer else None
+        digest = hashlib.blake2b(json.dumps([prompt, answer]).encode(), digest_size=8).hexdigest()
+        return Task(id=digest, data={"prompt": prompt, "answer": answer, "record": record})
+
+    def _refuse_overlap(self, train: list[Task], held_out: list[Task]) -> None:
+        shared = {t.data["prompt"] for t in train} & {t.data["prompt"] for t in held_out}
+        if shared:
+            raise ConfigError(
+                f"{len(shared)} prompts are in both files, for example {min(shared)!r}: evaluation would be on "
+                "training data",
+                origin=f"{self.settings.path} and {self.settings.evaluation_path}",
+                fix="remove them from one of the files",
+            )
+
+    def _refuse_empty_side(self, records: int) -> None:
+        share = self.settings.evaluation_share
+        empty = [split for split, tasks in self._tasks.items() if not tasks and (split == "train" or share > 0)]
+        if empty:
+            raise ConfigError(
+                f"with evaluation_share = {share}, {records} records leave none for {empty[0]}",
+                origin=self.settings.path,
+                fix="add records, change evaluation_share (0: train on all), or give evaluation_path",
+            )
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, record) for every line that is not blank."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no data file {path}",
+            origin="[environment] path",
+            fix="a relative path starts at the job file's folder",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error}", origin="[environment] path", fix="give a readable file in UTF-8"
+        ) from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line, parse_int=_bounded_int)
+        except ValueError as error:
+            raise ConfigError(
+                f"not a record: {error}", origin=f"{path}:{number}", fix="write one JSON object per line"
+            ) from error
+        if not isinstance(record, dict):
+            raise ConfigError(
+                f"a record must be a JSON object, this is {line.strip()[:60]!r}",
+                origin=f"{path}:{number}",
+                fix='write fields with names: {"prompt": "…", "answer": "…"}',
+            )
+        yield number, record
+
+
+def _bounded_int(text: str) -> int:
+    value = int(text)
+    if not -(2**63) <= value < 2**64:
+        raise ValueError(f"{text} does not fit 64 bits; write it as text")
+    return value
+
+
+def _fraction(prompt: str) -> float:
+    """A number in [0, 1) that depends on the prompt alone."""
+    return int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=8).digest()) / 2**64

@@ -1,0 +1,153 @@
+"""What every single-turn text environment shares: prompt text in, one generation, decoded answer out, one reward.
+
+A subclass says which tasks there are. A task's ``data`` holds ``prompt``, ``answer`` (the text to imitate and, for
+``exact``, to match; None where a problem has none) and ``record`` (the task's own fields, for rewards).
+
+Invariants: the tokens of an episode are the tokens that were sampled, never text encoded again; and a built-in
+reward pays only for an answer that the policy itself ended.
+"""
+
+from __future__ import annotations
+
+import string
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from headrace.contract import (
+    Demonstrations,
+    Environment,
+    EnvironmentContext,
+    Episode,
+    GenerationSession,
+    Score,
+    Task,
+)
+from headrace.errors import ConfigError, ContractError
+from headrace_environments.rewards import load_reward
+from headrace_environments.tokenizer import TextTokenizer
+
+Scorer: TypeAlias = Callable[[Task, Episode], Score]
+
+
+class TextEnvironment(Environment, Demonstrations):
+    """Base of the text environments. ``Settings`` must have ``reward``: the name of one of
+    :meth:`built_in_rewards`, ``"module:function"`` or ``"./file.py:function"``."""
+
+    tokenizer: TextTokenizer
+    context: EnvironmentContext
+    _scorer: Scorer
+
+    def start(self, context: EnvironmentContext) -> None:
+        self.context = context
+        self.tokenizer = TextTokenizer.load(context.model_path)
+        self._scorer = self._choose_reward(self.settings.reward)
+        self.load()
+
+    @abstractmethod
+    def load(self) -> None:
+        """Make :meth:`task` ready; called by :meth:`start`. ConfigError when a setting or file is wrong."""
+
+    def built_in_rewards(self) -> Mapping[str, Scorer]:
+        """Rewards that this environment knows by name."""
+        return {"exact": exact}
+
+    def record(self, task: Task) -> Mapping[str, Any]:
+        """What a reward sees as ``record``."""
+        record: Mapping[str, Any] = task.data["record"]
+        return record
+
+    async def run(self, task: Task, session: GenerationSession) -> Episode:
+        prompt = self.tokenizer.prompt(task.data["prompt"])
+        completion = await session.generate(prompt, stop_token_ids=self.tokenizer.stops)
+        if len(completion.token_ids) != len(completion.logprobs):
+            raise ContractError(
+                f"the engine gave {len(completion.token_ids)} tokens with {len(completion.logprobs)} log-probs",
+                origin=f"task {task.id}",
+                fix="an inference engine must give one log-prob per sampled token",
+            )
+        return Episode.single_turn(prompt, completion, text=self.tokenizer.decode(completion.token_ids))
+
+    def score(self, task: Task, episode: Episode) -> Score:
+        return self._scorer(task, episode)
+
+    def demonstration(self, task: Task) -> Episode:
+        if task.data["answer"] is None:
+            raise ConfigError(
+                "this environment's tasks have no answer to imitate",
+                origin=f"task {task.id}",
+                fix="train on it with a reward, or choose tasks that come with answers",
+            )
+        prompt, answer = self.tokenizer.prompt(task.data["prompt"]), self.tokenizer.answer(task.data["answer"])
+        length = len(prompt) + len(answer)
+        return Episode(
+            tokens=np.concatenate([prompt, answer]),
+            loss_mask=np.arange(length) >= len(prompt),
+            logprobs=np.zeros(length, dtype=np.float32),
+            spans=(),
+            finish_reason="stop",
+            text=task.data["answer"],
+        )
+
+    def check_texts(self, tasks: Iterable[Task], *, origin: str) -> None:
+        """ConfigError when the vocabulary cannot spell a prompt or an answer of ``tasks``."""
+        for task in tasks:
+            self.tokenizer.prompt(task.data["prompt"])
+            if task.data["answer"] is not None:
+                self.tokenizer.check([task.data["answer"]], origin=f"{origin}, task {task.id}")
+
+    def _choose_reward(self, use: str) -> Scorer:
+        built_in = self.built_in_rewards()
+        if use in built_in:
+            return built_in[use]
+        if ":" not in use:
+            raise ConfigError(
+                f"there is no reward {use!r} here; built in: {', '.join(sorted(built_in))}",
+                origin=f"[environment] reward = {use!r}",
+                fix='name a built-in reward, or your own: reward = "./file.py:function"',
+            )
+        reward = load_reward(use, directory=self.context.directory)
+
+        def scorer(task: Task, episode: Episode) -> Score:
+            return reward(
+                {
+                    "prompt": task.data["prompt"],
+                    "answer": episode.text,
+                    "record": dict(self.record(task)),
+                    "finish_reason": episode.finish_reason,
+                }
+            )
+
+        return scorer
+
+
+def exact(task: Task, episode: Episode) -> Score:
+    """1 when the policy wrote exactly the task's answer and ended it, else 0."""
+    right = finished(episode) and episode.text == task.data["answer"]
+    return Score(reward=float(right))
+
+
+def finished(episode: Episode) -> bool:
+    """Whether the policy ended its answer itself."""
+    return episode.finish_reason == "stop"
+
+
+def render(template: str, fields: Mapping[str, Any], *, setting: str, origin: str) -> str:
+    """``template`` with ``{field}`` and ``{field[key]}`` filled in. ConfigError names a field that is missing."""
+    try:
+        return string.Formatter().vformat(template, (), fields)
+    except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
+        if isinstance(error, KeyError | IndexError | AttributeError | TypeError):
+            message = f"{setting} = {template!r} needs {error}, which this record lacks; it has {_fields(fields)}"
+        else:
+            message = f"{setting} = {template!r} is not a template: {error}"
+        raise ConfigError(
+            message, origin=origin, fix="write {field} or {field[key]} for a field that every record has, {{ for {"
+        ) from None
+
+
+def _fields(fields: Mapping[str, Any]) -> str:
+    inner = [f"{name}[{key}]" for name, value in fields.items() if isinstance(value, Mapping) for key in value]
+    return ", ".join([*map(str, fields), *inner]) or "none"
