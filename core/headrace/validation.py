@@ -32,6 +32,10 @@ class Problem:
     path: Path
     message: str
     fix: str = ""
+    missing: bool = False
+    """Nothing stands at ``path``, and something must."""
+    meant: Path = ()
+    """Where an unknown key probably belongs."""
 
 
 def near_miss(name: str, candidates: Iterable[str]) -> str | None:
@@ -46,7 +50,8 @@ def unknown_key(path: Path, candidates: Iterable[str]) -> Problem:
     meant = near_miss(name, known)
     message = f"unknown key {name!r}; known here: {', '.join(known) or 'none'}"
     if meant:
-        return Problem(path=path, message=f"{message}. Did you mean {meant!r}?", fix=f"rename it to {meant}")
+        message += f". Did you mean {meant!r}?"
+        return Problem(path=path, message=message, fix=f"rename it to {meant}", meant=(*path[:-1], meant))
     return Problem(path=path, message=message, fix="remove it")
 
 
@@ -58,7 +63,9 @@ def validate(kind: type[T], table: Mapping[str, Any]) -> tuple[T | None, list[Pr
         # JSON mode is strict about types and still reads an array as a tuple and a table as a dataclass.
         model = wrapper.model_validate_json(json.dumps({"value": table}, default=str), strict=True)
     except ValidationError as error:
-        return None, [_problem(kind, table, details) for details in error.errors(include_url=False)]
+        problems = [_problem(kind, details) for details in error.errors(include_url=False)]
+        renamed = {problem.meant for problem in problems if problem.meant}
+        return None, [problem for problem in problems if not (problem.missing and problem.path in renamed)]
     return typing.cast("T", getattr(model, "value")), []  # noqa: B009 - the field exists only at run time
 
 
@@ -76,31 +83,27 @@ def dump(value: Any) -> dict[str, Any]:
     return typing.cast("dict[str, Any]", plain)
 
 
-def _problem(kind: Any, table: Mapping[str, Any], details: ErrorDetails) -> Problem:
+def _problem(kind: Any, details: ErrorDetails) -> Problem:
     path: Path = tuple(details["loc"][1:])
     code, message = details["type"], details["msg"]
     if code in ("extra_forbidden", "unexpected_keyword_argument"):
         return unknown_key(path, keys_at(kind, path[:-1]))
     if code in ("missing", "missing_argument"):
-        return _missing(kind, table, path)
+        fix = f"add {path[-1]} = ..." if isinstance(path[-1], str) else ""
+        return Problem(path=path, message=f"{_name(path)}is missing", fix=fix, missing=True)
     if code == "value_error":
         return Problem(path=path, message=message.removeprefix("Value error, "))
-    message = message.replace("Input should be", "should be", 1)
+    message = message.replace("Input should", "should", 1).replace("String should", "should", 1)
     found = json.dumps(details.get("input"), default=str, ensure_ascii=False)
-    name = f"{path[-1]} " if path else ""
-    return Problem(path=path, message=f"{name}{message}; found {found}", fix=_correction(details))
+    return Problem(path=path, message=f"{_name(path)}{message}; found {found}", fix=_correction(details))
 
 
-def _missing(kind: Any, table: Mapping[str, Any], path: Path) -> Problem:
-    parent: Any = table
-    for step in path[:-1]:
-        parent = parent[step]
-    name = str(path[-1])
-    strangers = set(parent) - keys_at(kind, path[:-1]) if isinstance(parent, Mapping) else set()
-    meant = near_miss(name, strangers)
-    if meant:
-        return Problem(path=path, message=f"{name} is missing. Is it {meant!r}?", fix=f"rename {meant} to {name}")
-    return Problem(path=path, message=f"{name} is missing", fix=f"add {name} = ...")
+def _name(path: Path) -> str:
+    """The last key with the list positions that follow it, and a space."""
+    text = ""
+    for step in path:
+        text = f"{text}[{step}]" if isinstance(step, int) else step
+    return f"{text} " if text else ""
 
 
 def _correction(details: ErrorDetails) -> str:

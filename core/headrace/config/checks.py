@@ -6,32 +6,36 @@ whether it can import its plugin.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace.config.findings import Finding
 from headrace.config.inert import inert_settings
 from headrace.config.interpreters import check_interpreter
-from headrace.config.loading import core_keys
+from headrace.config.loading import PHASE_TABLES, core_keys
 from headrace.config.schema import Job, Phase
 from headrace.contract import (
     Algorithm,
     AlgorithmNeeds,
     Demonstrations,
+    InferenceCapabilities,
     InferenceEngine,
     MultiVersion,
     Plugin,
     ScratchModels,
     Snapshots,
     StalenessPolicy,
+    TrainingCapabilities,
     TrainingEngine,
 )
 from headrace.errors import ConfigError, ContractError, HeadraceError, WiringError
 from headrace.registry import PluginSpec, load, require
 from headrace.validation import Path as KeyPath
 from headrace.validation import keys_at, near_miss, unknown_key, validate
+
+T = TypeVar("T")
 
 ACCURACIES = {"evaluation/greedy_accuracy": "greedy", "evaluation/sampled_accuracy": "sampled"}
 """Metric that may end a phase → the key of ``[evaluation]`` that measures it."""
@@ -42,7 +46,7 @@ def check_job(job: Job) -> list[Finding]:
     checker = _Checker(job)
     checker.run()
     findings = [Finding(severity="error", error=error) for error in checker.errors]
-    findings += [Finding(severity="warning", error=warning) for warning in inert_settings(job, checker.needs())]
+    findings += [Finding(severity="warning", error=warning) for warning in inert_settings(job, checker.needs)]
     return list({str(finding): finding for finding in findings}.values())
 
 
@@ -50,6 +54,7 @@ def check_job(job: Job) -> list[Finding]:
 class _Selected:
     """A plugin's class with valid settings."""
 
+    spec: PluginSpec
     cls: type[Plugin]
     settings: Any
 
@@ -66,9 +71,12 @@ class _Checker:
             self._select(getattr(job, table).spec, table)
         for index, spec in enumerate(job.observers):
             self._select(spec, "", ("observers", index), ("observers",))
-        self.algorithms = [self._phase_plugin(index, "algorithm") for index in range(len(job.phases))]
-        self.trainers = [self._phase_plugin(index, "trainer") for index in range(len(job.phases))]
-        self.policies = [self._phase_plugin(index, "staleness") for index in range(len(job.phases))]
+        phases = range(len(job.phases))
+        self.algorithms = [self._phase_plugin(index, "algorithm") for index in phases]
+        self.trainers = [self._phase_plugin(index, "trainer") for index in phases]
+        self.policies = [self._phase_plugin(index, "staleness") for index in phases]
+        self.needs = [self._needs(selected) for selected in self.algorithms]
+        """Per phase; None where the algorithm is in error."""
 
     def run(self) -> None:
         self._interpreters()
@@ -80,18 +88,50 @@ class _Checker:
             self._staleness(index, phase)
             self._until(index, phase)
 
-    def needs(self) -> list[AlgorithmNeeds | None]:
-        """Per phase; None where the algorithm is in error."""
-        return [self._needs(selected) for selected in self.algorithms]
+    # ------------------------------------------------------------ what plugins declare
 
     def _needs(self, selected: _Selected | None) -> AlgorithmNeeds | None:
-        return selected.cls.needs(selected.settings) if selected and issubclass(selected.cls, Algorithm) else None
+        if selected is None or not issubclass(selected.cls, Algorithm):
+            return None
+        cls = selected.cls
+        return self._ask(selected, "needs", lambda: cls.needs(selected.settings))
+
+    def _training(self, selected: _Selected | None) -> TrainingCapabilities | None:
+        if selected is None or not issubclass(selected.cls, TrainingEngine):
+            return None
+        cls = selected.cls
+        return self._ask(selected, "capabilities", lambda: cls.capabilities(selected.settings))
+
+    def _inference(self, selected: _Selected | None) -> InferenceCapabilities | None:
+        if selected is None or not issubclass(selected.cls, InferenceEngine):
+            return None
+        cls = selected.cls
+        return self._ask(selected, "capabilities", lambda: cls.capabilities(selected.settings))
+
+    def _ask(self, selected: _Selected, method: str, call: Callable[[], T], *, origin: str = "") -> T | None:
+        """What a plugin answers, or None after noting what it raised."""
+        spec = selected.spec
+        origin = origin or spec.origin
+        try:
+            return call()
+        except HeadraceError as error:
+            error.origin = error.origin or origin
+            self.errors.append(error)
+        except Exception as error:  # a plugin may raise anything; it is wrapped once, here
+            message = f"{spec.role} {spec.use!r}: {method} raised {type(error).__name__}: {error}"
+            self.errors.append(
+                ContractError(message, origin=origin, fix=f"correct {selected.cls.__name__}.{method}")
+            )
+        return None
 
     # ------------------------------------------------------------ plugins
 
     def _phase_plugin(self, index: int, table: str) -> _Selected | None:
         spec: PluginSpec = getattr(self.job.phases[index], table)
-        return self._select(spec, table, ("phase", index, table), (table,))
+        key = PHASE_TABLES[table][1]
+        own: KeyPath = ("phase", index, table)
+        replaced = self.job.written((*own, key)) and self.job.value((table, key)) != spec.use
+        return self._select(spec, table, *((own,) if replaced else (own, (table,))))
 
     def _select(self, spec: PluginSpec, table: str, *places: KeyPath) -> _Selected | None:
         """The class and settings of ``spec``, or None after noting what is wrong. ``places``: where its table may be
@@ -110,7 +150,7 @@ class _Checker:
         settings, problems = validate(cls.Settings, spec.settings)
         for problem in problems:
             self._setting_error(cls, problem.path, problem.message, problem.fix, reserved, places or ((table,),))
-        return None if problems else _Selected(cls, settings)
+        return None if problems else _Selected(spec, cls, settings)
 
     def _setting_error(
         self,
@@ -151,15 +191,17 @@ class _Checker:
         model, trainer = self.job.model, self.trainers[0]
         if model.path is not None:
             self._model_path(Path(model.path))
-        elif trainer and issubclass(trainer.cls, TrainingEngine):
-            if not trainer.cls.capabilities(trainer.settings).scratch:
-                self._wiring(
-                    f"training engine {self.job.phases[0].trainer.use!r} cannot create a model from scratch",
-                    ("model", "scratch"),
-                    fix='write path = "FOLDER" of an existing model in [model]',
-                )
-            elif not issubclass(trainer.cls, ScratchModels):
-                self._undeclared(trainer.cls, "scratch", ScratchModels, self.job.phases[0].trainer.origin)
+            return
+        declared = self._training(trainer)
+        if trainer is None or declared is None:
+            return
+        if not declared.scratch:
+            self._wiring(
+                f"training engine {trainer.spec.use!r} cannot create a model from scratch",
+                ("model", "scratch"),
+                fix='write path = "FOLDER" of an existing model in [model]',
+            )
+        self._backed(trainer, "scratch", declared.scratch, ScratchModels)
 
     def _model_path(self, path: Path) -> None:
         if not (path / "config.json").is_file():
@@ -171,15 +213,12 @@ class _Checker:
             )
 
     def _rollout_capabilities(self) -> None:
-        rollout = self.rollout
-        if not rollout or not issubclass(rollout.cls, InferenceEngine):
-            return
-        declared = rollout.cls.capabilities(rollout.settings)
-        if declared.live_versions > 1 and not issubclass(rollout.cls, MultiVersion):
-            self._undeclared(rollout.cls, "live_versions", MultiVersion, self.job.rollout.spec.origin)
+        declared = self._inference(self.rollout)
+        if self.rollout and declared:
+            self._backed(self.rollout, "live_versions", declared.live_versions > 1, MultiVersion)
 
     def _algorithm(self, index: int, phase: Phase) -> None:
-        needs = self._needs(self.algorithms[index])
+        needs = self.needs[index]
         if needs is None:
             return
         if phase.batch.group_size < needs.min_group_size:
@@ -201,17 +240,17 @@ class _Checker:
 
     def _reference(self, index: int, phase: Phase) -> None:
         trainer = self.trainers[index]
-        if trainer is None or not issubclass(trainer.cls, TrainingEngine):
+        declared = self._training(trainer)
+        if trainer is None or declared is None:
             return
-        if not trainer.cls.capabilities(trainer.settings).snapshots:
+        if not declared.snapshots:
             self._wiring(
                 f"{phase.algorithm.use} needs reference log-probs, and training engine {phase.trainer.use!r} "
                 "keeps no snapshots of its weights",
                 *_places(index, "algorithm", "use"),
                 fix="switch the algorithm's reference term off, or choose a training engine with snapshots",
             )
-        elif not issubclass(trainer.cls, Snapshots):
-            self._undeclared(trainer.cls, "snapshots", Snapshots, phase.trainer.origin)
+        self._backed(trainer, "snapshots", declared.snapshots, Snapshots)
 
     # ------------------------------------------------------------ numbers
 
@@ -230,14 +269,14 @@ class _Checker:
         selected = self.policies[index]
         if selected is None:
             return
-        policy = selected.cls(selected.settings)
-        assert isinstance(policy, StalenessPolicy), "load checks the class"
-        try:
+        cls = selected.cls
+
+        def check() -> None:
+            policy = cls(selected.settings)
+            assert isinstance(policy, StalenessPolicy), "load checks the class"
             policy.check(batch_groups=phase.batch.groups)
-        except HeadraceError as error:
-            if not error.origin:
-                error.origin = self.job.origin(*_places(index, "staleness", "max_staleness"))
-            self.errors.append(error)
+
+        self._ask(selected, "check", check, origin=self.job.origin(*_places(index, "staleness", "max_staleness")))
 
     def _until(self, index: int, phase: Phase) -> None:
         if phase.until is None:
@@ -271,14 +310,17 @@ class _Checker:
     def _wiring(self, message: str, *places: KeyPath, fix: str) -> None:
         self.errors.append(WiringError(message, origin=self.job.origin(*places), fix=fix))
 
-    def _undeclared(self, cls: type[Plugin], capability: str, base: type, origin: str) -> None:
-        self.errors.append(
-            ContractError(
-                f"{cls.__name__} declares {capability} without being a {base.__name__}",
-                origin=origin,
-                fix=f"derive it from headrace.contract.{base.__name__}, or do not declare {capability}",
+    def _backed(self, selected: _Selected, capability: str, declared: bool, base: type) -> None:
+        """A declared capability needs the class that has its methods."""
+        if declared and not issubclass(selected.cls, base):
+            name = selected.cls.__name__
+            self.errors.append(
+                ContractError(
+                    f"{name} declares {capability} without being a {base.__name__}",
+                    origin=selected.spec.origin,
+                    fix=f"derive it from headrace.contract.{base.__name__}, or do not declare {capability}",
+                )
             )
-        )
 
 
 def _places(index: int, *path: str) -> Iterator[KeyPath]:

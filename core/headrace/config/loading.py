@@ -179,8 +179,11 @@ class _Loader:
         return ""
 
     def _spec(self, role: str, use: str, settings: Mapping[str, Any], *candidates: KeyPath) -> dict[str, Any]:
+        origin = self.sources.origin(*candidates)
+        if not any(map(self.sources.written, candidates)):
+            origin += f', where the default is {role} "{use}"'
         spec = {"role": role, "use": use, "settings": dict(settings)}
-        return {**spec, "origin": self.sources.origin(*candidates), "directory": str(self.directory)}
+        return {**spec, "origin": origin, "directory": str(self.directory)}
 
     def _observers(self, value: Any) -> list[dict[str, Any]]:
         if not isinstance(value, list):

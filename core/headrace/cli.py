@@ -1,0 +1,159 @@
+"""The ``headrace`` command: parses arguments, calls one function, turns errors into text and exit codes.
+
+Invariant: a mistake of the user's never shows a traceback. Exit codes: 0 done; 1 a run or an audit that failed;
+2 a job that cannot be run as written; 130 interrupted. Rooms are imported when their command is given, so that
+``headrace --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import headrace
+from headrace.errors import ConfigError, HeadraceError, PluginError, StalenessError, WiringError
+
+if TYPE_CHECKING:
+    from headrace.config import Job
+
+REFUSED = (ConfigError, PluginError, WiringError, StalenessError)
+"""Errors of a job that should be changed before it is tried again."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except HeadraceError as error:
+        print(_text(error), file=sys.stderr)
+        return 2 if isinstance(error, REFUSED) else 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="headrace", description=headrace.__doc__)
+    parser.add_argument("--version", action="version", version=f"headrace {headrace.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    run = _command(commands, "run", _run, "run a job; its directory is printed and made under runs/")
+    _job_arguments(run)
+    run.add_argument("--run-dir", type=Path, metavar="DIR", help="directory of this run, instead of a new one")
+    _job_arguments(_command(commands, "check", _check, "say what is wrong with a job, without starting anything"))
+    _job_arguments(_command(commands, "graph", _graph, "show a job's processes and who talks to whom"))
+    plugins = _command(commands, "plugins", _plugins, "list the installed plugins")
+    plugins.add_argument("role", nargs="?", metavar="ROLE", help="only this role's")
+    audit = _command(commands, "audit", _audit, "prove from a run's event log that nothing was lost or trained twice")
+    audit.add_argument("run", type=Path, metavar="RUN", help="run directory")
+    report = _command(commands, "report", _report, "write a run's report, one HTML page")
+    report.add_argument("run", type=Path, metavar="RUN", help="run directory")
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    function: Callable[[argparse.Namespace], int],
+    text: str,
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    parser.set_defaults(command=function)
+    return parser
+
+
+def _job_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="JOB", help="job file (TOML)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        metavar="A.B=VALUE",
+        help="override a key, for example --set rollout.instances=4 or --set phase.warm-up.steps=10; repeatable",
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    from headrace.run import run_job
+
+    return run_job(_checked(options), run_dir=options.run_dir)
+
+
+def _check(options: argparse.Namespace) -> int:
+    job = _checked(options)
+    steps = sum(phase.steps for phase in job.phases)
+    print(f"{options.job}: no errors. {job.job.name} has {_count(job.phases, 'phase')} of {steps} batches at most")
+    return 0
+
+
+def _graph(options: argparse.Namespace) -> int:
+    from headrace.graph import describe
+
+    print(describe(_checked(options)))
+    return 0
+
+
+def _plugins(options: argparse.Namespace) -> int:
+    from headrace.registry import ROLES, listing
+    from headrace.validation import near_miss
+
+    if options.role is not None and options.role not in ROLES:
+        meant = near_miss(options.role, ROLES)
+        hint = f". Did you mean {meant!r}?" if meant else ""
+        raise ConfigError(
+            f"there is no role {options.role!r}; roles: {', '.join(ROLES)}{hint}", fix="headrace plugins [ROLE]"
+        )
+    rows = [
+        (item.role, item.name, item.target, f"{item.distribution} {item.version}", item.missing)
+        for item in listing(options.role)
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for role, name, target, distribution, missing in rows:
+        cells = (role, name, target, distribution)
+        line = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=False))
+        print(f"{line}  needs {missing}" if missing else line.rstrip())
+    if not rows:
+        print("no plugin is installed")
+    return 0
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from headrace.observe.audit import audit_run
+
+    result = audit_run(options.run)
+    print(result)
+    return 0 if result.ok else 1
+
+
+def _report(options: argparse.Namespace) -> int:
+    from headrace.observe.report import write_report
+
+    print(write_report(options.run))
+    return 0
+
+
+def _checked(options: argparse.Namespace) -> Job:
+    """The job, free of errors; its warnings are printed."""
+    from headrace.config import check_job, load_job, raise_errors
+
+    job = load_job(options.job, options.overrides)
+    findings = check_job(job)
+    for finding in findings:
+        if finding.severity == "warning":
+            print(finding, file=sys.stderr)
+    raise_errors([finding.error for finding in findings if finding.severity == "error"])
+    return job
+
+
+def _text(error: HeadraceError) -> str:
+    """Errors with their class, which says who acts. Several at once are each introduced by their own."""
+    several: Sequence[HeadraceError] = getattr(error, "errors", ())
+    return "\n".join(f"{type(e).__name__}: {e}" for e in several or (error,))
+
+
+def _count(items: Sequence[object], name: str) -> str:
+    return f"{len(items)} {name}{'' if len(items) == 1 else 's'}"

@@ -1,0 +1,230 @@
+"""What a person reads after each mistake: what happened, where, what to do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import headrace
+from headrace.config import check_job, load_job
+from headrace.errors import ConfigError
+
+WriteJob = Callable[..., Path]
+ErrorsOf = Callable[..., list[str]]
+
+PLUGINS = Path(__file__).parents[2] / "small_plugins.py"
+PHASE = '[[phase]]\nname = "only"\nsteps = 2\n'
+WITHOUT_STEPS = ("steps = 10\n", "")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message", "fix"),
+    [
+        ("steps = 10", "steps = 10\nsed = 1", "unknown key 'sed'; known here: name, runs, seed", "rename it to seed"),
+        ("groups = 8", "group = 8", "unknown key 'group'", "rename it to groups"),
+        ("[storage]", "[storag]", "unknown key 'storag'", "rename it to storage"),
+        ("groups = 8", 'groups = "8"', 'groups should be a valid integer; found "8"', ""),
+        ("groups = 8", "groups = true", "groups should be a valid integer; found true", ""),
+        ("max_new_tokens = 8", "max_new_token = 8", "max_new_tokens is missing. Is it 'max_new_token'?", "rename"),
+        ("groups = 8\n", "", "groups is missing", "add groups = ..."),
+        ("steps = 10\n", "", "steps is missing", "to [job]"),
+        ('name = "small"', 'name = "a b"', "name should match pattern", 'use letters, digits, ".", "_" and "-"'),
+        ("[rollout]\nuse", "[rollout]\nused", "use is missing: it names the inference_engine", "headrace plugins"),
+        ("[trainer]\nuse", "[trainer]\nused", "use is missing: it names the training_engine", "headrace plugins"),
+        ("observers = []", 'observers = "console"', "observers should be a list", 'observers = ["console"]'),
+        ("observers = []", "observers = [3]", "use should be text", "headrace plugins observer"),
+        ("observers = []", "checkpoint = 3", "checkpoint should be a table", "[checkpoint]"),
+        ("[model.scratch]\nlayers = 1", "[model]", "model has neither path nor scratch", ""),
+        ("[model.scratch]", '[model]\npath = "m"\n[model.scratch]', "model has both path and scratch", ""),
+        ("mini_batches = 2", "mini_batches = 3", "8 groups cannot be split into 3 equal", "one of 1, 2, 4, 8"),
+        ("group_size = 4", "group_size = 1", "group_size must be at least 2, it is 1", "to 2 or more"),
+        ("max_staleness = 1", "max_staleness = 9", "max_staleness 9 > batch_groups 8", ""),
+        ("learning_rate = 0.1", 'learning_rate = "fast"', 'learning_rate should be a valid number; found "fast"', ""),
+        ("learning_rate", "learning_rat", "unknown key 'learning_rat'", "rename it to learning_rate"),
+        (
+            "largest = 9",
+            'largest = 9\noperator = "plux"',
+            "operator should be 'plus' or 'minus'",
+            "did you mean 'plus'?",
+        ),
+        ("largest = 9", "largest = 9\nworker = 2", "unknown key 'worker'", "rename it to workers"),
+        ("learning_rate = 0.1", "learning_rate = 0.1\nbetas = [0.9]", "betas[1] is missing", ""),
+        ('Relative"', 'Relative"\nclip = 0', "clip must be above 0, it is 0", ""),
+    ],
+)
+def test_a_mistake_is_named_with_its_place_and_its_fix(
+    errors_of: ErrorsOf, old: str, new: str, message: str, fix: str
+) -> None:
+    errors = errors_of((old, new))
+    assert len(errors) == 1, errors
+    assert message in errors[0]
+    assert "\n  from: " in errors[0]
+    assert "small.toml" in errors[0]
+    assert fix in errors[0]
+
+
+def test_every_mistake_of_a_phase_is_found_where_it_was_written(errors_of: ErrorsOf) -> None:
+    errors = errors_of(WITHOUT_STEPS, extra=PHASE + "step = 3\n[phase.trainer]\npython = 'p'\nlearning_rate = true\n")
+    text = "\n".join(errors)
+    assert "unknown key 'step'" in text
+    assert "a phase cannot change python of the trainer" in text
+    assert "[phase.trainer] python" in text
+
+
+def test_a_setting_wrong_in_one_phase_points_into_that_phase(errors_of: ErrorsOf) -> None:
+    (error,) = errors_of(WITHOUT_STEPS, extra=PHASE + "[phase.trainer]\nlearning_rate = true\n")
+    assert "[phase.trainer] learning_rate = true" in error
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (PHASE, "steps stands beside phases"),
+        ("[phase]\nname = 'x'\n", "phase should be a list of tables"),
+        (PHASE + PHASE, "two phases are named 'only'"),
+        (PHASE + "[phase.trainer]\nuse = 'other'\n", "a phase cannot change use of the trainer"),
+    ],
+)
+def test_phases_that_contradict_themselves_are_refused(errors_of: ErrorsOf, extra: str, message: str) -> None:
+    assert any(message in error for error in errors_of(extra=extra))
+
+
+@pytest.mark.parametrize(
+    ("until", "evaluation", "message", "fix"),
+    [
+        ("evaluation/sampled_acuracy", "every = 2", "cannot end by", 'set metric = "evaluation/sampled_accuracy"'),
+        ("reward/mean", "every = 2", "what can end it: evaluation/greedy_accuracy, evaluation/sampled", "set metric"),
+        ("evaluation/sampled_accuracy", "every = 0", "evaluation.every is 0", "set evaluation.every"),
+        ("evaluation/greedy_accuracy", "every = 2\ngreedy = false", "evaluation.greedy is false", "greedy = true"),
+    ],
+)
+def test_a_phase_ends_only_by_what_evaluation_measures(
+    errors_of: ErrorsOf, until: str, evaluation: str, message: str, fix: str
+) -> None:
+    phase = f'{PHASE}until = {{ metric = "{until}", at_least = 0.5 }}\n[evaluation]\n{evaluation}\n'
+    (error,) = errors_of(WITHOUT_STEPS, extra=phase)
+    assert message in error
+    assert fix in error
+
+
+@pytest.mark.parametrize(
+    ("replacements", "message"),
+    [
+        ([(":Trainer", ":PlainTrainer")], "cannot create a model from scratch"),
+        (
+            [(":Trainer", ":PlainTrainer"), ('Relative"', 'Relative"\nreference_weight = 0.1')],
+            "needs reference log-probs, and training engine",
+        ),
+        (
+            [(':Sums"\nlargest = 9', ':Riddles"'), (":Relative", ":Imitation")],
+            "imitates demonstrations, and environment",
+        ),
+        ([(":Engine", ":Boaster")], "Boaster declares live_versions without being a MultiVersion"),
+        ([(":Relative", ":Careless")], "needs raised KeyError: 'clip'"),
+        ([("observers = []", f'observers = ["{PLUGINS}:Clashing"]')], "are named like keys of core: use"),
+        ([("observers = []", f'observers = [{{ use = "{PLUGINS}:Diary", page = 2 }}]')], "Did you mean 'pages'?"),
+        ([(":Bounded", ":Sums")], "is not a staleness: it must be a class derived from"),
+        ([(":Dictionary", ":Dictionry")], "Did you mean 'Dictionary'?"),
+    ],
+)
+def test_impossible_combinations_and_broken_plugins_are_refused(
+    errors_of: ErrorsOf, replacements: list[tuple[str, str]], message: str
+) -> None:
+    errors = errors_of(*replacements)
+    assert any(message in error for error in errors), errors
+
+
+def test_a_model_folder_must_exist_and_hold_a_model(errors_of: ErrorsOf, tmp_path: Path) -> None:
+    model = ("[model.scratch]\nlayers = 1", '[model]\npath = "weights"')
+    assert "is not a folder" in errors_of(model)[0]
+    (tmp_path / "weights").mkdir()
+    assert "has no config.json" in errors_of(model)[0]
+    (tmp_path / "weights" / "config.json").write_text("{}")
+    assert errors_of(model) == []
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the job file: No such file") as caught:
+        load_job(tmp_path / "missing.toml")
+    assert caught.value.origin == str(tmp_path / "missing.toml")
+    with pytest.raises(ConfigError, match="it is a directory"):
+        load_job(tmp_path)
+    (tmp_path / "latin.toml").write_bytes(b'[job]\nname = "\xe9"')
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_job(tmp_path / "latin.toml")
+
+
+def test_invalid_toml_is_refused_with_its_line(write_job: WriteJob) -> None:
+    with pytest.raises(ConfigError, match="not valid TOML: Invalid value") as caught:
+        load_job(write_job(("group_size = 4", "group_size = four")))
+    number = write_job().read_text().splitlines().index("group_size = 4") + 1
+    assert caught.value.origin.endswith(f"small.toml:{number}  group_size = four")
+
+
+def test_toml_that_stops_in_the_middle_is_refused_with_its_last_line(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text('[job]\nname = """open\n')
+    with pytest.raises(ConfigError, match="not valid TOML") as caught:
+        load_job(tmp_path / "job.toml")
+    assert ":2  name" in caught.value.origin
+
+
+def test_an_interpreter_must_exist_and_have_headrace(errors_of: ErrorsOf, tmp_path: Path) -> None:
+    (error,) = errors_of(("learning_rate", 'python = "./no/python"\nlearning_rate'))
+    assert "no/python is not there" in error
+    assert "[trainer] python" in error
+    stranger = tmp_path / "python"
+    stranger.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'headrace'\" >&2\nexit 1\n")
+    stranger.chmod(0o755)
+    (error,) = errors_of(("learning_rate", 'python = "./python"\nlearning_rate'))
+    assert "cannot use headrace: ModuleNotFoundError" in error
+    assert "python -m pip install headrace==" in error
+
+
+def test_an_interpreter_with_headrace_and_the_plugin_is_accepted(errors_of: ErrorsOf) -> None:
+    assert errors_of(("learning_rate", f'python = "{sys.executable}"\nlearning_rate')) == []
+
+
+def test_an_interpreter_is_asked_for_the_plugin(errors_of: ErrorsOf, tmp_path: Path) -> None:
+    older = tmp_path / "python"
+    older.write_text('#!/bin/sh\necho \'{"version": "0.0.1", "message": "", "fix": ""}\'\n')
+    older.chmod(0o755)
+    (error,) = errors_of(("max_new_tokens", 'python = "./python"\nmax_new_tokens'))
+    assert "has headrace 0.0.1, this is" in error
+    older.write_text(
+        '#!/bin/sh\necho \'{"version": "VERSION", "message": "no torch", "fix": "pip install t"}\'\n'.replace(
+            "VERSION", headrace.__version__
+        )
+    )
+    (error,) = errors_of(("max_new_tokens", 'python = "./python"\nmax_new_tokens'))
+    assert "python: no torch" in error
+    assert "python -m pip install t" in error
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[storage]", "[evaluation]\nprompts = 9\n[storage]", "prompts is ignored: evaluation.every is 0"),
+        ("[storage]", "[checkpoint]\nkeep = 9\n[storage]", "keep is ignored: checkpoint.every is 0"),
+        (":Relative", ":Imitation", "rollout is ignored: no phase generates and evaluation is off"),
+        (
+            "[storage]",
+            "[evaluation]\nevery = 1\ngreedy = false\nsampled = false\n[storage]",
+            "evaluation measures nothing",
+        ),
+    ],
+)
+def test_a_setting_that_does_nothing_is_warned_about(write_job: WriteJob, old: str, new: str, message: str) -> None:
+    (finding,) = check_job(load_job(write_job((old, new))))
+    assert finding.severity == "warning"
+    assert str(finding).startswith("Warning: ")
+    assert message in str(finding)
+
+
+def test_a_shared_table_that_every_phase_replaces_is_warned_about(write_job: WriteJob) -> None:
+    phase = f'{PHASE}[phase.algorithm]\nuse = "{PLUGINS}:Imitation"\n[phase.staleness]\nmax_staleness = 0\n'
+    warnings = [str(f) for f in check_job(load_job(write_job(WITHOUT_STEPS, extra=phase)))]
+    assert any("algorithm is ignored: every phase has another" in warning for warning in warnings)
+    assert any("learns from demonstrations, never stale" in warning for warning in warnings)
