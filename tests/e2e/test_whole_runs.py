@@ -1,0 +1,147 @@
+"""Whole runs, with real processes and real engines, on a model that trains in seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.observe.audit import audit_run
+
+Start = Callable[..., Any]
+
+
+def events(run: Any, *kinds: str) -> list[dict[str, Any]]:
+    lines = (run.directory / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["kind"] in kinds]
+
+
+def follow(run: Any, kind: str) -> dict[str, Any]:
+    """Block until the run has logged an event of this kind; the log is read as it grows."""
+    path = run.directory / "events.jsonl"
+    while run.process.poll() is None:
+        if path.exists():
+            for line in path.read_text().splitlines():
+                if f'"kind":"{kind}"' in line:
+                    return json.loads(line)
+        os.sched_yield()
+    raise AssertionError(f"the run ended before {kind}: {run.process.communicate()}")
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists() and not _zombie(pid)]
+
+
+def _zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process below ``pid``, whatever its session."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+
+    def below(root: int) -> Iterator[int]:
+        for child, parent in parents.items():
+            if parent == root:
+                yield child
+                yield from below(child)
+
+    return list(below(pid))
+
+
+def trained_rows(run: Any) -> list[list[int]]:
+    return [event["rows"] for event in events(run, "batch_trained")]
+
+
+def digests(run: Any) -> list[str]:
+    return [event["digest"] for event in events(run, "version_published")]
+
+
+def test_a_run_leaves_everything_a_person_needs_and_its_audit_passes(start: Start) -> None:
+    transformers = pytest.importorskip("transformers")
+    run = start()
+    assert run.wait() == 0, run.stderr
+    for name in ("job.json", "events.jsonl", "metrics.jsonl", "evaluation.jsonl", "report.html"):
+        assert (run.directory / name).is_file(), name
+    assert list((run.directory / "checkpoints").iterdir())
+    assert audit_run(run.directory).ok
+    model = transformers.AutoModelForCausalLM.from_pretrained(run.directory / "model" / "final")
+    assert model.config.model_type == "llama"
+    assert "audit" in run.stdout.lower()
+    assert "report.html" in run.stdout
+
+
+def test_synchronous_and_multi_version_without_staleness_train_the_same_rows_to_the_same_weights(
+    start: Start,
+) -> None:
+    first = start("staleness.policy=synchronous", "staleness.max_staleness=0")
+    assert first.wait() == 0, first.stderr
+    second = start("staleness.policy=multi_version", "staleness.max_staleness=0")
+    assert second.wait() == 0, second.stderr
+    assert trained_rows(first) == trained_rows(second)
+    assert digests(first) == digests(second)
+
+
+def test_another_seed_gives_another_run(start: Start) -> None:
+    first, second = (start("staleness.policy=synchronous", "staleness.max_staleness=0", s) for s in ("job.seed=1", "job.seed=2"))
+    assert (first.wait(), second.wait()) == (0, 0)
+    assert digests(first)[-1] != digests(second)[-1]
+
+
+def test_ctrl_c_ends_every_process_and_leaves_an_auditable_log(start: Start) -> None:
+    run = start("phase.1.steps=100000")
+    follow(run, "batch_trained")
+    below = descendants(run.process.pid)
+    assert below
+    run.interrupt()
+    assert run.wait(seconds=30) == 130, run.stderr
+    assert alive(below) == []
+    assert events(run, "run_finished")[0]["status"] == "stopped"
+    assert audit_run(run.directory).ok
+
+
+def test_a_killed_controller_takes_every_process_with_it(start: Start) -> None:
+    run = start("phase.1.steps=100000")
+    follow(run, "batch_trained")
+    below = descendants(run.process.pid)
+    handles = [os.pidfd_open(pid) for pid in below]
+    run.process.send_signal(signal.SIGKILL)
+    run.wait()
+    for handle in handles:  # a pidfd is readable once its process has ended
+        os.set_blocking(handle, True)
+        assert _ended_within(handle, 10.0)
+        os.close(handle)
+
+
+def _ended_within(handle: int, seconds: float) -> bool:
+    import select
+
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def test_a_lost_node_fails_the_run_and_is_named(start: Start) -> None:
+    run = start("phase.1.steps=100000")
+    follow(run, "batch_trained")
+    victim = next(e for e in events(run, "node_started") if e["node"] == "rollout-1")
+    below = descendants(run.process.pid)
+    os.kill(victim["pid"], signal.SIGKILL)
+    assert run.wait(seconds=30) == 1
+    assert "rollout-1" in run.stderr
+    assert "Traceback" not in run.stderr
+    assert alive(below) == []
