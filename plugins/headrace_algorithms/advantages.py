@@ -24,8 +24,8 @@ Scaling = Literal["group_std", "none"]
 EQUAL_TOLERANCE = 1e-6
 """Rewards are equal when max - min <= EQUAL_TOLERANCE * max(1, largest |reward| of the group)."""
 STD_FLOOR = 1e-4
-"""A standard deviation up to STD_FLOOR * largest |reward| of the group is noise: the difference to the mean is
-then left unscaled, so that one odd reward among near-equal ones cannot become a large advantage."""
+"""A standard deviation up to STD_FLOOR * largest |reward| of the group is noise, and must not be scaled up to 1:
+the difference to the mean is then left unscaled, unless scaling makes it smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,7 +68,9 @@ def group_relative(rewards: Array, groups: Groups, *, first: Array, scaling: Sca
     magnitude = np.maximum(np.abs(np.where(some, low, 0.0)), np.abs(np.where(some, high, 0.0)))
     spread = np.subtract(high, low, out=np.zeros(groups.count), where=some)
     equal = (survivors < 2) | (spread <= EQUAL_TOLERANCE * np.maximum(magnitude, 1.0))
-    scale = np.where((scaling == "group_std") & (std > STD_FLOOR * magnitude), std, 1.0)
+    scale = np.ones(groups.count)
+    if scaling == "group_std":
+        scale = np.where(std > STD_FLOOR * magnitude, std, np.maximum(std, 1.0))
 
     informative = scored & ~equal[groups.index]
     index = groups.index[informative]

@@ -55,13 +55,11 @@ def importance_ratio(log_ratio: Tensor, sequence: Tensor, sequences: int, *, lev
     return bounded_exp(log_ratio)
 
 
-def correct(ratio: Tensor, *, floor: float, cap: float | None, outside: Outside) -> Correction:
+def correct(ratio: Tensor, *, floor: float, cap: float, outside: Outside) -> Correction:
     """Bound ``ratio`` ([T]) to [floor, cap], or keep only the tokens within. ValueError when floor > cap."""
-    if cap is not None and floor > cap:
+    if floor > cap:
         raise ValueError(f"importance bounds must have floor <= cap, got {floor} > {cap}")
-    beyond = ratio < floor
-    if cap is not None:
-        beyond = beyond | (ratio > cap)
+    beyond = (ratio < floor) | (ratio > cap)
     if outside == "reject":
         return Correction(weight=ratio, keep=~beyond, outside=beyond)
     return Correction(weight=ratio.clamp(floor, cap), keep=None, outside=beyond)

@@ -17,7 +17,7 @@ Under ``clipped`` the cap bounds r instead: min(r, importance_cap) replaces r. T
 advantages, so this acts on negative ones only (dual clip, arXiv:1912.09729).
 
 Invariants: every term is a sum under the one denominator of the optimiser step; a micro-batch without tokens
-adds exactly 0; a non-finite log-prob makes the sum non-finite instead of being hidden.
+adds exactly 0; finite log-probs give a finite sum, and a NaN gives NaN instead of being hidden.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def policy_loss(
     loss: Loss,
     clip_low: float,
     clip_high: float,
-    importance_cap: float | None,
+    importance_cap: float,
     importance_floor: float,
     importance_level: Level,
     importance_outside: Outside,
@@ -73,8 +73,7 @@ def policy_loss(
         metrics |= _ratio_metrics(ratio.detach())
         metrics |= _clip_metrics(ratio.detach(), advantages, clip_low, clip_high)
     if loss == "clipped":
-        bounded = ratio if importance_cap is None else ratio.clamp(max=importance_cap)
-        per_token = -_surrogate(bounded, advantages, clip_low, clip_high)
+        per_token = -_surrogate(ratio.clamp(max=importance_cap), advantages, clip_low, clip_high)
     else:
         per_token = -correction.weight * _surrogate(ratio, advantages, clip_low, clip_high)
     if kl_coefficient > 0:

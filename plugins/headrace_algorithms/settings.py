@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.errors import ConfigError
 from headrace_algorithms.advantages import Scaling
 from headrace_algorithms.aggregation import Aggregation
 
@@ -18,6 +17,8 @@ Loss = Literal["clipped", "decoupled", "importance"]
 Level = Literal["token", "sequence_product", "sequence_geometric"]
 Outside = Literal["clamp", "reject"]
 Estimator = Literal["k1", "k2", "k3"]
+
+_ON_POLICY = "0 <= importance_floor <= 1 <= importance_cap, so that a token sampled on-policy keeps its weight of 1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +42,8 @@ class GrpoSettings:
     clip_high: float = 0.28
     """The ratio is clipped at 1 + clip_high (``clipped`` and ``decoupled``)."""
 
-    importance_cap: float | None = 2.0
-    """Upper bound of the ratio to the behaviour policy. ``decoupled`` and ``importance``: of the weight.
+    importance_cap: float = 2.0
+    """Upper bound of the ratio to the behaviour policy; ``inf``: none. ``decoupled`` and ``importance``: of the weight.
     ``clipped``: of the ratio itself, which only bounds tokens with a negative advantage ("dual clip")."""
     importance_floor: float = 0.0
     """Lower bound of the weight (``decoupled`` and ``importance``)."""
@@ -74,55 +75,56 @@ def _bounds(settings: GrpoSettings) -> None:
     cap = settings.importance_cap
     rules = (
         ("clip_low", settings.clip_low, 0 <= settings.clip_low < 1, "0 <= clip_low < 1"),
-        ("clip_high", settings.clip_high, 0 <= settings.clip_high < math.inf, "clip_high >= 0, finite"),
-        ("importance_floor", settings.importance_floor, 0 <= settings.importance_floor <= 1, "0 <= floor <= 1"),
-        ("importance_cap", cap, cap is None or 1 <= cap < math.inf, "importance_cap >= 1, or none"),
-        ("kl_coefficient", settings.kl_coefficient, 0 <= settings.kl_coefficient < math.inf, "kl_coefficient >= 0"),
+        ("clip_high", settings.clip_high, 0 <= settings.clip_high < math.inf, "0 <= clip_high < inf"),
+        ("importance_floor", settings.importance_floor, 0 <= settings.importance_floor <= 1, _ON_POLICY),
+        ("importance_cap", cap, cap >= 1, _ON_POLICY),
+        (
+            "kl_coefficient",
+            settings.kl_coefficient,
+            0 <= settings.kl_coefficient < math.inf,
+            "0 <= kl_coefficient < inf",
+        ),
     )
     for name, value, holds, rule in rules:
         if not holds:
-            raise ConfigError(
-                f"{name} = {value} is out of bounds; expected {rule}",
-                fix="floor <= 1 <= cap, so that a token sampled on-policy keeps its weight of 1"
-                if name.startswith("importance")
-                else f"choose a value with {rule}",
-            )
+            raise ValueError(f"{name} = {value} is out of bounds; expected {rule}")
 
 
 def _combinations(settings: GrpoSettings) -> None:
-    length = settings.constant_length
-    if settings.aggregation == "constant":
-        if length is None or not 0 < length < math.inf:
-            raise ConfigError(
-                f"aggregation 'constant' needs a positive constant_length, got {length}",
-                fix="set constant_length, for example to the rollout's max_new_tokens",
-            )
-    elif length is not None:
-        raise ConfigError(
-            f"constant_length = {length} does nothing under aggregation {settings.aggregation!r}",
-            fix="remove constant_length, or set aggregation = 'constant'",
+    length, cap = settings.constant_length, settings.importance_cap
+    if settings.aggregation == "constant" and (length is None or not 0 < length < math.inf):
+        raise ValueError(
+            f"aggregation 'constant' needs a positive constant_length, got {length}; "
+            "the rollout's max_new_tokens is a usual choice"
         )
-    weighting = (settings.importance_floor, settings.importance_level, settings.importance_outside)
+    if settings.aggregation != "constant" and length is not None:
+        raise ValueError(
+            f"constant_length = {length} does nothing under aggregation {settings.aggregation!r}; "
+            "remove it, or set aggregation = 'constant'"
+        )
     if settings.loss == "clipped":
-        if weighting != (0.0, "token", "clamp"):
-            raise ConfigError(
-                "loss 'clipped' has no importance weight for importance_floor, importance_level or "
-                "importance_outside to act on",
-                fix="remove them, or set loss = 'decoupled' or 'importance'",
-            )
-        if settings.importance_cap is not None and settings.importance_cap < 1 + settings.clip_high:
-            raise ConfigError(
-                f"importance_cap = {settings.importance_cap} lies inside the clip range, which ends at "
-                f"{1 + settings.clip_high:g}",
-                fix="under loss 'clipped' the cap must be at least 1 + clip_high",
-            )
-    if settings.importance_outside == "reject" and settings.importance_cap is None and settings.importance_floor == 0:
-        raise ConfigError(
-            "importance_outside = 'reject' has no bound to reject by",
-            fix="set importance_cap or importance_floor",
+        _clipped(settings)
+    if settings.importance_outside == "reject" and cap == math.inf and settings.importance_floor == 0:
+        raise ValueError(
+            "importance_outside = 'reject' has no bound to reject by; set importance_cap or importance_floor"
         )
     if settings.kl_coefficient > 0 and settings.kl_estimator == "k1" and not settings.kl_importance:
-        raise ConfigError(
-            "kl_estimator 'k1' without importance weights has an expected gradient of zero",
-            fix="set kl_importance = true, or use k2 or k3",
+        raise ValueError(
+            "kl_estimator 'k1' without importance weights has an expected gradient of zero; "
+            "set kl_importance = true, or use k2 or k3"
+        )
+
+
+def _clipped(settings: GrpoSettings) -> None:
+    weighting = (settings.importance_floor, settings.importance_level, settings.importance_outside)
+    if weighting != (0.0, "token", "clamp"):
+        raise ValueError(
+            "loss 'clipped' has no importance weight for importance_floor, importance_level or importance_outside "
+            "to act on; remove them, or set loss = 'decoupled' or 'importance'"
+        )
+    cap, end = settings.importance_cap, 1 + settings.clip_high
+    if cap < end:
+        raise ValueError(
+            f"importance_cap = {cap} lies inside the clip range; under loss 'clipped' it must be at least "
+            f"1 + clip_high = {end:g}"
         )

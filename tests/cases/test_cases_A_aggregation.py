@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from headrace.contract import Batch, LossInputs, LossOutput, Prepared, Ragged
 from headrace.contract.columns import (
     ADVANTAGES,
@@ -137,7 +138,7 @@ def test_A01_gradient_of_a_linear_model_does_not_depend_on_the_split(aggregation
     generator = torch.Generator().manual_seed(1)
     features = [torch.randn(len(x), 5, generator=generator, dtype=torch.float64) for x in LOSSES]
     batch = rows_of([len(x) for x in LOSSES], REWARDS, GROUPS)
-    grpo = Grpo(GrpoSettings(loss=loss, kl_coefficient=0.1, **aggregation_settings(aggregation)))  # type: ignore[arg-type]
+    grpo = Grpo(GrpoSettings(loss=loss, kl_coefficient=0.1, **aggregation_settings(aggregation)))
     prepared = grpo.prepare(batch)
     denominator = float(np.sum(prepared.columns[DENOMINATOR]))
     results = []
