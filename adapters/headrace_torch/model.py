@@ -50,11 +50,9 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype == torch.float32:
-            scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
-            return x * scale * self.weight
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * (wide * scale).to(x.dtype)
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        # Narrow types are scaled after rounding, as transformers and vLLM do.
+        return F.rms_norm(x.float(), self.weight.shape, None, self.eps).to(x.dtype) * self.weight
 
 
 class Rotary:
@@ -69,17 +67,19 @@ class Rotary:
         """float32 [D / 2], radians per position; not a buffer, because a model cast to bfloat16 keeps it exact."""
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, [T, 1, D / 2] each, for int64 ``positions`` [T]."""
+        """Cosines and signed sines, [T, 1, D] each, for int64 ``positions`` [T]; see :func:`rotate`."""
         if self.frequencies.device != positions.device:
             self.frequencies = self.frequencies.to(positions.device)
         radians = positions.float().unsqueeze(1) * self.frequencies
-        return radians.cos().to(dtype).unsqueeze(1), radians.sin().to(dtype).unsqueeze(1)
+        cos, sin = radians.cos(), radians.sin()
+        cos, sin = torch.cat((cos, cos), dim=1), torch.cat((-sin, sin), dim=1)
+        return cos.to(dtype).unsqueeze(1), sin.to(dtype).unsqueeze(1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (x[i], x[i + D/2]) of [T, H, D] by their position's angles."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    """Rotate the pairs (x[i], x[i + D/2]) of [T, H, D] by their position's angles; ``sin`` is negative in its
+    first half, which saves negating half of ``x``."""
+    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
 
 
 def _llama3_frequencies(frequencies: Tensor, scaling: Llama3RopeScaling) -> Tensor:
@@ -106,7 +106,7 @@ class SelfAttention(nn.Module):
         self.k_norm = RMSNorm(width, config.rms_norm_eps) if config.qk_norm else None
 
     def forward(self, x: Tensor, layer: int, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
-        """``x``: [T, d]; ``cos``, ``sin``: [T, 1, D / 2]. Returns [T, d]."""
+        """``x``: [T, d]; ``cos``, ``sin``: [T, 1, D]. Returns [T, d]."""
         q = self.q_proj(x).unflatten(-1, (self.heads, self.width))
         k = self.k_proj(x).unflatten(-1, (self.kv_heads, self.width))
         v = self.v_proj(x).unflatten(-1, (self.kv_heads, self.width))

@@ -1,0 +1,67 @@
+"""Keys and values of one policy version's running sequences.
+
+Invariant: row ``i`` of the arena belongs to running sequence ``i``; rows are dense from 0, so that a decode
+step works on views and never gathers. Unused entries are finite, because attention multiplies them by zero.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headrace_torch.model import ModelConfig
+
+_LEAST_ROWS = 8
+_LEAST_LENGTH = 64
+
+
+class KeyValueArena:
+    """Grows to the rows and the length that were asked for, up to ``rows`` x ``length`` tokens."""
+
+    def __init__(self, config: ModelConfig, *, rows: int, length: int, dtype: torch.dtype, device: str) -> None:
+        self._config = config
+        self._most_rows, self._most_length = rows, length
+        self._dtype, self._device = dtype, device
+        self._store = self._allocate(0, 0)
+        self.rows = 0
+        self.length = 0
+        """Tokens that a row has room for: the stride between the heads of a row."""
+        self.keys: list[Tensor] = []
+        """Per layer, [rows * KV, length, D]."""
+        self.values: list[Tensor] = []
+        self.flat_keys: list[Tensor] = []
+        """Per layer, [rows * KV * length, D]."""
+        self.flat_values: list[Tensor] = []
+
+    def _allocate(self, rows: int, length: int) -> Tensor:
+        c = self._config
+        shape = (c.num_hidden_layers, 2, rows, c.num_key_value_heads, length, c.head_dim)
+        return torch.zeros(shape, dtype=self._dtype, device=self._device)
+
+    def reserve(self, *, rows: int, length: int) -> None:
+        """Make room for ``rows`` sequences of ``length`` tokens; doubling keeps copies rare."""
+        if rows <= self.rows and length <= self.length:
+            return
+        new_rows = _grown(self.rows, rows, least=_LEAST_ROWS, most=self._most_rows)
+        new_length = _grown(self.length, length, least=_LEAST_LENGTH, most=self._most_length)
+        store = self._allocate(new_rows, new_length)
+        store[:, :, : self.rows, :, : self.length] = self._store
+        self._store, self.rows, self.length = store, new_rows, new_length
+        self.keys = [layer[0].flatten(0, 1) for layer in store]
+        self.values = [layer[1].flatten(0, 1) for layer in store]
+        self.flat_keys = [layer.flatten(0, 1) for layer in self.keys]
+        self.flat_values = [layer.flatten(0, 1) for layer in self.values]
+
+    def move(self, sources: list[int], targets: list[int], *, length: int) -> None:
+        """Copy the first ``length`` tokens of rows ``sources`` over rows ``targets``."""
+        used = self._store.narrow(4, 0, length)
+        source = torch.tensor(sources, device=self._device)
+        target = torch.tensor(targets, device=self._device)
+        used.index_copy_(2, target, used.index_select(2, source))
+
+
+def _grown(now: int, need: int, *, least: int, most: int) -> int:
+    size = max(now, min(least, most))
+    while size < need:
+        size = min(2 * size, most)
+    return size

@@ -1,0 +1,94 @@
+"""Attention of one step: running sequences with one new token each, and prompts that join.
+
+The linear layers of both kinds run as one flat batch; only here they part. One query per sequence is
+computed as two batched matrix products over views of the arena (measured on one CPU thread: 1.5 to 2
+times as fast as ``scaled_dot_product_attention``); prompts use the fused causal kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from headrace_torch.decode.arena import KeyValueArena
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompts:
+    """Joining prompts: arena rows ``first`` to ``first + count``, padded to ``longest`` for the kernel alone."""
+
+    first: int
+    count: int
+    longest: int
+    padded_index: Tensor | None
+    """int64 [sum of lengths]: where each prompt token stands in [count * longest]; None when all are equal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepAttention:
+    """The attention object of one step. Tokens: first one per running row, then the prompts, packed."""
+
+    arena: KeyValueArena
+    write_index: Tensor
+    """int64 [T * KV]: flat arena positions of the step's keys and values."""
+    running: int
+    """Rows with one new token."""
+    length: int
+    """Keys that the longest running row has, its new token included."""
+    bias: Tensor | None
+    """[running * KV, 1, length]: 0 where a row has a key, -inf beyond; None without running rows."""
+    prompts: Prompts | None
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As :class:`headrace_torch.model.Attention`; writes the step's keys and values first."""
+        width = k.shape[-1]
+        index = (self.write_index,)
+        self.arena.flat_keys[layer].index_put_(index, k.reshape(-1, width))
+        self.arena.flat_values[layer].index_put_(index, v.reshape(-1, width))
+        if self.prompts is None:
+            return self._running(layer, q, k.shape[1])
+        prompt = self._prompts(self.prompts, layer, q[self.running :], k.shape[1])
+        if self.bias is None:
+            return prompt
+        return torch.cat((self._running(layer, q[: self.running], k.shape[1]), prompt))
+
+    def _running(self, layer: int, q: Tensor, kv_heads: int) -> Tensor:
+        n, heads, width = q.shape
+        batch = n * kv_heads
+        keys = self.arena.keys[layer].narrow(0, 0, batch).narrow(1, 0, self.length)
+        values = self.arena.values[layer].narrow(0, 0, batch).narrow(1, 0, self.length)
+        assert self.bias is not None
+        grouped = q.reshape(batch, heads // kv_heads, width)
+        scores = torch.baddbmm(self.bias, grouped, keys.transpose(1, 2), alpha=1 / math.sqrt(width))
+        return torch.bmm(torch.softmax(scores, -1), values).view(n, heads, width)
+
+    def _prompts(self, prompts: Prompts, layer: int, q: Tensor, kv_heads: int) -> Tensor:
+        _, heads, width = q.shape
+        rows, longest = prompts.count, prompts.longest
+        keys = self.arena.keys[layer].narrow(0, prompts.first * kv_heads, rows * kv_heads).narrow(1, 0, longest)
+        values = self.arena.values[layer].narrow(0, prompts.first * kv_heads, rows * kv_heads).narrow(1, 0, longest)
+        if prompts.padded_index is not None:
+            padded = q.new_zeros(rows * longest, heads, width)
+            padded.index_copy_(0, prompts.padded_index, q)
+            q = padded
+        # Right padding needs no mask: under a causal mask it is seen by padding alone.
+        mixed = F.scaled_dot_product_attention(
+            q.view(rows, longest, heads, width).transpose(1, 2),
+            keys.view(rows, kv_heads, longest, width),
+            values.view(rows, kv_heads, longest, width),
+            is_causal=True,
+            enable_gqa=heads != kv_heads,
+        )
+        flat = mixed.transpose(1, 2).reshape(rows * longest, heads, width)
+        return flat if prompts.padded_index is None else flat.index_select(0, prompts.padded_index)
+
+
+def length_bias(lengths: Tensor, *, longest: int, kv_heads: int, dtype: torch.dtype) -> Tensor:
+    """The bias of :class:`StepAttention` for rows with ``lengths`` keys (int64 [n])."""
+    beyond = torch.arange(longest, device=lengths.device) >= lengths.unsqueeze(1)
+    bias = torch.zeros(beyond.shape, dtype=dtype, device=lengths.device).masked_fill_(beyond, -math.inf)
+    return bias.repeat_interleave(kv_heads, 0).unsqueeze(1)

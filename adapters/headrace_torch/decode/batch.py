@@ -1,0 +1,146 @@
+"""The running sequences of one policy version, advanced one token at a time.
+
+A step takes the newest token of every running sequence and the whole prompts of those that join, in one
+flat batch. Invariant: no Python work per sequence and token, except for sequences that stream or end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.contract.columns import Array
+from headrace.contract.generation import GenerationOutput, GenerationRequest
+from headrace.errors import EngineError
+from headrace_torch.decode.arena import KeyValueArena
+from headrace_torch.decode.attention import Prompts, StepAttention, length_bias
+from headrace_torch.decode.rows import Rows
+from headrace_torch.decode.sampling import sample, uniforms
+from headrace_torch.model import Decoder
+
+
+class VersionBatch:
+    """Continuous batch of at most ``slots`` sequences under one policy version."""
+
+    def __init__(self, model: Decoder, *, version: int, slots: int, max_length: int) -> None:
+        weight = model.model.embed_tokens.weight
+        self._model = model
+        self._version = version
+        self._device = str(weight.device)
+        self._dtype = weight.dtype
+        self._kv_heads = model.config.num_key_value_heads
+        self._rows = Rows(slots, version=version, max_length=max_length)
+        self._arena = KeyValueArena(
+            model.config, rows=slots, length=max_length, dtype=weight.dtype, device=self._device
+        )
+        self._streaming = 0
+
+    @property
+    def running(self) -> int:
+        """Sequences being decoded."""
+        return self._rows.count
+
+    def step(self, joining: Sequence[GenerationRequest]) -> list[GenerationOutput]:
+        """Admit ``joining`` and sample one token for every sequence. Outputs of those that stream or end."""
+        rows, running = self._rows, self._rows.count
+        tokens, positions = rows.token[:running].copy(), rows.position[:running].copy()
+        if joining:
+            rows.append(joining)
+            self._streaming += sum(request.stream for request in joining)
+        sampled, logprobs = self._sample(self._hidden(tokens, positions, joining))
+        if not np.isfinite(logprobs).all():
+            bad = rows.requests[int(np.flatnonzero(~np.isfinite(logprobs))[0])].request_id
+            raise EngineError(
+                f"the weights of version {self._version} give a distribution that is not finite (request {bad!r})",
+                fix="look for a diverged training step before this version, and resume before it",
+            )
+        ended = [int(row) for row in rows.record(sampled, logprobs)]
+        outputs = [rows.output(row, rows.finish_reason(row)) for row in ended]
+        if self._streaming:
+            gone = set(ended)
+            streams = (i for i, request in enumerate(rows.requests) if request.stream and i not in gone)
+            outputs += [rows.output(row, None) for row in streams]
+        if ended:
+            self._remove(ended)
+        return outputs
+
+    def abort(self, matches: Callable[[str], bool]) -> list[GenerationOutput]:
+        """End the sequences whose request id matches, with what they have."""
+        gone = [row for row, request in enumerate(self._rows.requests) if matches(request.request_id)]
+        outputs = [self._rows.output(row, "aborted") for row in gone]
+        if gone:
+            self._remove(gone)
+        return outputs
+
+    def _remove(self, gone: list[int]) -> None:
+        self._streaming -= sum(self._rows.requests[row].stream for row in gone)
+        sources, targets = self._rows.remove(gone)
+        if sources:
+            length = int(self._rows.position[: self._rows.count].max())
+            self._arena.move(sources, targets, length=length)
+
+    def _hidden(self, tokens: Array, positions: Array, joining: Sequence[GenerationRequest]) -> Tensor:
+        """[n, d]: the last hidden state of every row; ``tokens``, ``positions``: of the rows running before."""
+        running = len(tokens)
+        owners = np.arange(running)
+        lengths = np.array([len(request.prompt) for request in joining], np.int64)
+        if joining:
+            prompt_positions = _ramps(lengths)
+            tokens = np.concatenate([tokens, *(request.prompt for request in joining)])
+            positions = np.concatenate([positions, prompt_positions])
+            owners = np.concatenate([owners, np.repeat(np.arange(running, self._rows.count), lengths)])
+        self._arena.reserve(rows=self._rows.count, length=int(positions.max()) + 1)
+        attention = self._attention(running, positions, owners, lengths)
+        hidden = self._model(self._tensor(tokens), self._tensor(positions), attention)
+        if not joining:
+            return hidden  # type: ignore[no-any-return]  # nn.Module.__call__ is untyped
+        last = np.concatenate([np.arange(running), running + np.cumsum(lengths) - 1])
+        return hidden.index_select(0, self._tensor(last))  # type: ignore[no-any-return]  # as above
+
+    def _attention(self, running: int, positions: Array, owners: Array, lengths: Array) -> StepAttention:
+        heads = owners[:, None] * self._kv_heads + np.arange(self._kv_heads)
+        write_index = (heads * self._arena.length + positions[:, None]).reshape(-1)
+        longest = int(positions[:running].max()) + 1 if running else 0
+        bias = None
+        if running:
+            keys = self._tensor(positions[:running] + 1)
+            bias = length_bias(keys, longest=longest, kv_heads=self._kv_heads, dtype=self._dtype)
+        return StepAttention(
+            arena=self._arena,
+            write_index=self._tensor(write_index),
+            running=running,
+            length=longest,
+            bias=bias,
+            prompts=self._prompts(running, lengths) if len(lengths) else None,
+        )
+
+    def _prompts(self, first: int, lengths: Array) -> Prompts:
+        longest = int(lengths.max())
+        index = None
+        if (lengths != longest).any():
+            index = self._tensor(np.repeat(np.arange(len(lengths)) * longest, lengths) + _ramps(lengths))
+        return Prompts(first=first, count=len(lengths), longest=longest, padded_index=index)
+
+    def _sample(self, hidden: Tensor) -> tuple[Array, Array]:
+        rows, n = self._rows, self._rows.count
+        temperature, greedy = rows.temperature[:n], rows.greedy[:n]
+        tokens, logprobs = sample(
+            self._model.logits(hidden),
+            u=self._tensor(uniforms(rows.stream_start[:n], rows.generated[:n])),
+            temperature=self._tensor(temperature[:, None]) if (temperature != 1).any() else None,
+            greedy=self._tensor(greedy) if greedy.any() else None,
+        )
+        return tokens.cpu().numpy(), logprobs.cpu().numpy()
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def _ramps(lengths: Array) -> Array:
+    """int64 [sum]: 0, 1, … length - 1 for each length."""
+    starts = np.cumsum(lengths) - lengths
+    ramps: Array = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
+    return ramps

@@ -1,0 +1,297 @@
+"""The ``torch`` inference engine: continuous batching of Hugging Face decoder models, on CPU or one GPU.
+
+The event loop's half: it checks requests, knows which versions are live and which requests are open, and
+passes work to the decode thread (:mod:`headrace_torch.decode`). Invariant: a version is live from a
+verified commit until its retirement, and it is retired only when none of its requests is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from headrace.contract.columns import Array
+from headrace.contract.generation import EngineHealth, GenerationOutput, GenerationRequest
+from headrace.contract.inference import (
+    InferenceCapabilities,
+    InferenceContext,
+    InferenceEngine,
+    MultiVersion,
+    WeightUpdate,
+)
+from headrace.contract.weights import WeightManifest
+from headrace.errors import EngineError
+
+if TYPE_CHECKING:
+    from headrace_torch.decode.session import DecodeSession
+    from headrace_torch.decode.staging import StagedWeights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchInferenceSettings:
+    """The ``[rollout]`` table of the ``torch`` engine."""
+
+    slots: int = 64
+    """Sequences decoded at once, all policy versions together."""
+    max_length: int | None = None
+    """Prompt and response tokens of a sequence; the model's own limit when absent."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: Literal["cpu", "cuda"] = "cpu"
+    live_versions: int = 4
+    """Policy versions held at once; each costs the model's size and its own keys and values."""
+
+    def __post_init__(self) -> None:
+        for name in ("slots", "live_versions"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_length is not None and self.max_length < 2:
+            raise ValueError(f"max_length must be at least 2, got {self.max_length}")
+
+
+class TorchInferenceEngine(InferenceEngine, MultiVersion):
+    """Embedded engine: no server, no compilation; made for models that fit one device."""
+
+    Settings = TorchInferenceSettings
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        self._options: TorchInferenceSettings = settings
+        self._name = "torch"
+        self._session: DecodeSession | None = None
+        self._failure: EngineError | None = None
+        self._outputs: asyncio.Queue[list[GenerationOutput] | None] = asyncio.Queue()
+        self._live: dict[int, str | None] = {}
+        """Digest of every live version; None for the weights loaded at start."""
+        self._open: dict[str, int] = {}
+        """Version of every request that has no final output yet."""
+        self._updates: dict[int, TorchWeightUpdate] = {}
+
+    @classmethod
+    def capabilities(cls, settings: Any) -> InferenceCapabilities:
+        """Several versions at once, deterministic, in the dtype of the settings."""
+        return InferenceCapabilities(
+            slots=settings.slots, live_versions=settings.live_versions, deterministic=True, dtype=settings.dtype
+        )
+
+    async def start(self, context: InferenceContext) -> None:
+        """Load ``context.model_path`` and serve it as ``context.version``."""
+        if self._session is not None:
+            raise self._error("started twice", fix="construct another engine")
+        self._name = context.name
+        loop = asyncio.get_running_loop()
+
+        def deliver(outputs: list[GenerationOutput]) -> None:
+            loop.call_soon_threadsafe(self._deliver, outputs)
+
+        def closed(failure: Exception | None) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._end, failure)
+
+        self._session = await asyncio.to_thread(_open, self._options, context, deliver, closed)
+        self._live[context.version] = None
+
+    async def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Accept requests, all or none; they are admitted in this order."""
+        session = self._serving()
+        known = set(self._open)
+        for request in requests:
+            if request.request_id in known:
+                raise ValueError(f"request {request.request_id!r} is open already")
+            known.add(request.request_id)
+            self._check(request, max_length=session.max_length, vocabulary=session.config.vocab_size)
+        self._open.update((request.request_id, request.version) for request in requests)
+        accepted = tuple(requests)
+        session.worker.post(lambda scheduler: scheduler.submit(accepted))
+
+    def _check(self, request: GenerationRequest, *, max_length: int, vocabulary: int) -> None:
+        sampling, prompt = request.sampling, request.prompt
+        if not sampling.temperature > 0 or sampling.max_new_tokens < 1 or not 0 <= sampling.seed < 2**64:
+            raise ValueError(f"temperature > 0, max_new_tokens >= 1 and a 64-bit seed expected, got {sampling}")
+        if len(prompt) < 1:
+            raise ValueError(f"the prompt of request {request.request_id!r} is empty")
+        if request.version not in self._live:
+            raise self._error(
+                f"request {request.request_id!r} asks for version {request.version}; live are {sorted(self._live)}",
+                fix="commit that version first, or ask for a live one",
+            )
+        if len(prompt) >= max_length:
+            raise self._error(
+                f"the prompt of request {request.request_id!r} has {len(prompt)} tokens, which leaves no room "
+                f"for a response in a context of {max_length} (version {request.version})",
+                fix="drop or shorten that prompt, or raise max_length",
+            )
+        if prompt.min() < 0 or prompt.max() >= vocabulary:
+            raise self._error(
+                f"the prompt of request {request.request_id!r} has token ids outside 0 to {vocabulary - 1} "
+                f"(version {request.version})",
+                fix="encode prompts with the tokenizer of the model that is served",
+            )
+
+    async def outputs(self) -> AsyncIterator[list[GenerationOutput]]:
+        """Batches of outputs, at most one per decode step."""
+        while True:
+            outputs = await self._outputs.get()
+            if outputs is not None:
+                yield outputs
+                continue
+            self._outputs.put_nowait(None)
+            if self._failure is not None:
+                raise self._failure
+            return
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests; their last output follows on :meth:`outputs`. Without a decode thread nothing is open."""
+        ids = frozenset(request_ids)
+        if self._session is not None:
+            self._session.worker.post(lambda scheduler: scheduler.abort(ids))
+
+    async def begin_update(self, manifest: WeightManifest) -> WeightUpdate:
+        """Make room for a version; the memory of one more model is taken until commit or abort."""
+        session = self._serving()
+        if manifest.version in self._live:
+            return TorchWeightUpdate(self, manifest, None)
+        earlier = self._updates.pop(manifest.version, None)
+        if earlier is not None:
+            await earlier.abort()
+        staged = await asyncio.to_thread(session.stage, manifest)
+        update = TorchWeightUpdate(self, manifest, staged)
+        self._updates[manifest.version] = update
+        return update
+
+    def _commit(self, manifest: WeightManifest, staged: StagedWeights) -> None:
+        session = self._serving()
+        live = f"still live: {sorted(self._live)}"
+        problems = staged.problems()
+        if problems:
+            raise self._error(
+                f"version {manifest.version} is incomplete and was not committed: {'; '.join(problems)}; {live}",
+                fix="apply the tensors named here as the manifest describes them, then commit again",
+            )
+        if len(self._live) >= self._options.live_versions:
+            raise self._error(
+                f"version {manifest.version} would exceed live_versions = {self._options.live_versions}; {live}",
+                fix="retire a version first, or raise live_versions in the engine's settings",
+            )
+        version, model = manifest.version, staged.model()
+        session.worker.post(lambda scheduler: scheduler.install(version, model))
+        self._live[version] = manifest.digest
+        self._updates.pop(version, None)
+
+    async def retire(self, version: int) -> None:
+        """Free a version's weights, keys and values."""
+        session = self._serving()
+        if version not in self._live:
+            return
+        users = Counter(self._open.values())[version]
+        if users:
+            raise self._error(
+                f"version {version} cannot be retired: {users} of its requests are open",
+                fix="wait for their last outputs, or abort them first",
+            )
+        del self._live[version]
+        session.worker.post(lambda scheduler: scheduler.retire(version))
+
+    async def health(self) -> EngineHealth:
+        """The state after the latest decode step."""
+        status = self._serving().worker.status
+        running = min(status.running, len(self._open))
+        return EngineHealth(
+            versions=tuple(sorted(self._live)),
+            running=running,
+            waiting=len(self._open) - running,
+            kv_used=status.running / self._options.slots,
+            generated_tokens=status.generated_tokens,
+            digests={version: digest for version, digest in self._live.items() if digest is not None},
+        )
+
+    async def close(self) -> None:
+        """Stop decoding after the current step; open requests get no further output."""
+        session, self._session = self._session, None
+        if session is None:
+            self._end(None)
+            return
+        await asyncio.to_thread(session.worker.stop)
+        self._live.clear()
+        self._open.clear()
+        self._updates.clear()
+
+    def _deliver(self, outputs: list[GenerationOutput]) -> None:
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._open.pop(output.request_id, None)
+        self._outputs.put_nowait(outputs)
+
+    def _end(self, failure: Exception | None) -> None:
+        if failure is not None:
+            fix = getattr(failure, "fix", "") or "see the cause above; restart the instance"
+            message = getattr(failure, "message", None) or f"decoding failed: {failure!r}"
+            self._failure = self._error(f"{message} (live versions {sorted(self._live)})", fix=fix)
+            self._failure.__cause__ = failure
+        self._outputs.put_nowait(None)
+
+    def _serving(self) -> DecodeSession:
+        if self._failure is not None:
+            raise self._failure
+        if self._session is None:
+            raise self._error("not serving", fix="await start() first, and use no engine after close()")
+        return self._session
+
+    def _error(self, message: str, *, fix: str) -> EngineError:
+        return EngineError(f"instance {self._name!r}: {message}", origin="headrace_torch inference engine", fix=fix)
+
+
+class TorchWeightUpdate(WeightUpdate):
+    """Stages tensors on a helper thread, so that neither the event loop nor decoding waits for them."""
+
+    def __init__(self, engine: TorchInferenceEngine, manifest: WeightManifest, staged: StagedWeights | None) -> None:
+        """``staged``: None for a version that is live already."""
+        self._engine = engine
+        self._manifest = manifest
+        self._staged = staged
+        self._live = staged is None
+        self._lock = asyncio.Lock()
+
+    async def apply(self, name: str, tensor: Array) -> None:
+        """Copy one tensor. What is wrong with it is told at :meth:`commit`."""
+        async with self._lock:
+            if not self._live:
+                await asyncio.to_thread(self._open_stage().put, name, tensor)
+
+    async def commit(self) -> None:
+        """Verify all tensors and make the version live."""
+        async with self._lock:
+            if not self._live:
+                self._engine._commit(self._manifest, self._open_stage())
+                self._live, self._staged = True, None
+
+    async def abort(self) -> None:
+        """Free what was staged; a committed version stays live."""
+        async with self._lock:
+            self._staged = None
+
+    def _open_stage(self) -> StagedWeights:
+        if self._staged is None:
+            raise self._engine._error(
+                f"the update to version {self._manifest.version} was aborted or replaced by another one",
+                fix="begin the update again",
+            )
+        return self._staged
+
+
+def _open(settings: TorchInferenceSettings, context: InferenceContext, deliver: Any, closed: Any) -> DecodeSession:
+    from headrace_torch.decode.session import SessionOptions, open_session
+
+    options = SessionOptions(
+        name=context.name,
+        model_path=context.model_path,
+        version=context.version,
+        threads=context.threads,
+        slots=settings.slots,
+        max_length=settings.max_length,
+        dtype=settings.dtype,
+        device=settings.device,
+    )
+    return open_session(options, deliver=deliver, closed=closed)
