@@ -63,8 +63,6 @@ class EnvironmentConfig(PluginConfig):
 
     workers: Count = 1
     """Processes that play episodes."""
-    concurrency: Count | None = None
-    """Episodes a worker plays at the same time; None: as many as are dispatched to it."""
     scoring_workers: Count = 1
     """Killable scoring processes per worker."""
     scoring_deadline: Annotated[float, Field(gt=0)] = 10.0

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.config import EvaluationTable
+from headrace.config import EvaluationConfig
 from headrace.observe.records import EvaluationRecord
 from headrace.observe.records import EvaluationSample as KeptSample
 from headrace.run.seeds import derive_seed
@@ -40,7 +40,7 @@ class _Round:
 class EvaluationPlan:
     """How held-out answers are drawn."""
 
-    config: EvaluationTable
+    config: EvaluationConfig
     tasks: int
     """Held-out tasks per mode: ``config.prompts``, or all there are when there are fewer."""
     seed: int

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from headrace.config import Job
 from headrace.hooks import Observer
 from headrace.observe.events import EventLog
+from headrace.observe.lines import RecordLog
 from headrace.observe.observers import ObserverManager
-from headrace.observe.records import EvaluationLog, EvaluationRecord, MetricsLog
+from headrace.observe.records import EvaluationRecord
 from headrace.registry import build
 from headrace.run.directory import RunDirectory
 
@@ -18,8 +20,8 @@ class Journal:
 
     def __init__(self, directory: RunDirectory, job: Job) -> None:
         self._events = EventLog(directory.events)
-        self._metrics = MetricsLog(directory.metrics)
-        self._evaluations = EvaluationLog(directory.evaluation)
+        self._metrics = RecordLog(directory.metrics)
+        self._evaluations = RecordLog(directory.evaluation)
         self._before: EvaluationRecord | None = None
         self._after: EvaluationRecord | None = None
         self._mode: str | None = None
@@ -39,7 +41,9 @@ class Journal:
 
     def metrics(self, values: dict[str, float], *, phase: str, version: int, step: int) -> None:
         """Append a metrics record and show it to observers."""
-        self._observers.metrics(self._metrics.write(values, phase=phase, version=version, step=step))
+        record = {"time": time.time(), "phase": phase, "version": version, "step": step, **values}
+        self._metrics.write(record)
+        self._observers.metrics(record)
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """Append an evaluation. The answers shown as "before" are the last ones from before anything was trained on

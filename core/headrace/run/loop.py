@@ -183,13 +183,14 @@ class TrainingLoop:
         lease = await p.controller.take_batch()
         waited = time.monotonic() - waited
         reply = await self._train(lease)
-        p.controller.free(flow.trained(lease.lease))
+        applied = reply.applied > 0 or not reply.skipped
+        p.controller.free(flow.trained(lease.lease, applied=applied))
         p.emit(
             "batch_trained",
             version=lease.version,
             groups=lease.groups,
             rows=lease.rows,
-            applied=reply.applied > 0,
+            applied=applied,
             optimizer_steps=reply.applied,
             started=reply.started,
             finished=reply.finished,
@@ -197,6 +198,17 @@ class TrainingLoop:
         )
         self._count_skips(reply)
         self._spawn(self._free_rows(), "free rows")
+        if applied:
+            waited += await self._advance(flow)
+        p.measures.batch(lease, reply, step=step, wait_seconds=waited, tally=p.controller.tally)
+        every = p.job.checkpoint.every
+        if every and (step + 1) % every == 0:
+            await self.save(p.save_directory(self.version), kind="resume")
+
+    async def _advance(self, flow: Flow) -> float:
+        """Publish the next version when the policy allows it, and retire what it leaves behind. Returns the seconds
+        spent waiting for the policy."""
+        p = self._p
         blocked = time.monotonic()
         await p.controller.publishable()
         blocked = time.monotonic() - blocked
@@ -206,10 +218,7 @@ class TrainingLoop:
         for version in flow.retirable():
             flow.retired(version)
             await self._retire(version)
-        p.measures.batch(lease, reply, step=step, wait_seconds=waited + blocked, tally=p.controller.tally)
-        every = p.job.checkpoint.every
-        if every and (step + 1) % every == 0:
-            await self.save(p.save_directory(self.version), kind="resume")
+        return blocked
 
     async def _train(self, lease: BatchLease) -> TrainReply:
         return await self._p.trainer.call(

@@ -59,7 +59,7 @@ class Measures:
             },
             phase=self._phase.name,
             version=lease.version,
-            step=step + 1,
+            step=step,
         )
         tally.response_tokens = 0
         tally.unscored.clear()

@@ -18,9 +18,8 @@ from typing import Any
 import msgspec
 
 from headrace.errors import DeadlineError, HeadraceError
-from headrace.process import die_with_parent
 from headrace.services.messages import Heartbeat, NodeSpec, Registration
-from headrace.wire import Client, Server
+from headrace.wire import Client, Server, rpc
 
 HEARTBEAT_SECONDS = 1.0
 CONTROLLER_DEADLINE = 15.0
@@ -46,6 +45,10 @@ class NodeService:
     async def close(self) -> None:
         """Free everything; called once."""
         raise NotImplementedError
+
+    @rpc
+    async def ping(self, request: None) -> None:
+        """Answers while the event loop turns."""
 
     def supervise(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run background work whose failure ends the node."""
@@ -139,7 +142,6 @@ async def serve(spec: NodeSpec) -> None:
 
 def main(spec_path: str) -> int:
     """Entry point. Exit status 0 after SIGTERM, 1 after an error that is printed to the node's log."""
-    die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     spec = msgspec.json.decode(Path(spec_path).read_bytes(), type=NodeSpec)
     try:
