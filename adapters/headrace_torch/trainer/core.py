@@ -1,0 +1,180 @@
+"""The training engine proper: one model, its optimiser and its snapshots, on one device.
+
+Invariant: a started trainer is always between two optimiser steps or inside exactly one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.contract.columns import TOKENS, Array, Batch, Ragged
+from headrace.contract.loss import LossSpec
+from headrace.contract.training import CURRENT, ForwardOutput, SaveKind, TrainingContext
+from headrace.contract.weights import WeightSource
+from headrace.errors import EngineError
+from headrace_torch.checkpoint import load_model, save_model
+from headrace_torch.model import Decoder
+from headrace_torch.trainer.optimizers import Optimizer
+from headrace_torch.trainer.packing import make_plan, split_rows
+from headrace_torch.trainer.parameters import ModelWeights, Parameters
+from headrace_torch.trainer.resume import (
+    TrainingState,
+    load_state,
+    new_directory,
+    random_state,
+    restoring,
+    save_state,
+    set_random_state,
+)
+from headrace_torch.trainer.schedule import Schedule
+from headrace_torch.trainer.scoring import require_temperature, score_plan
+from headrace_torch.trainer.step import GradientStep
+from headrace_torch.trainer.update import Updater
+from headrace_torch.training import TorchTrainingSettings
+
+FORWARD_TOKENS = 16384
+"""Tokens per pass when nothing is kept for a gradient."""
+
+
+class Trainer:
+    """What :class:`~headrace_torch.training.TorchTrainingEngine` is between ``start`` and ``close``."""
+
+    def __init__(self, settings: TorchTrainingSettings, context: TrainingContext) -> None:
+        """Loads the model. EngineError when it or the device is not there."""
+        if settings.device == "cuda" and not torch.cuda.is_available():
+            raise EngineError("device is 'cuda' and torch sees no GPU", origin=context.name, fix='set device = "cpu"')
+        torch.set_num_threads(context.threads)
+        torch.manual_seed(context.seed)
+        self._settings = settings
+        self._model_path = context.model_path
+        self._snapshots: dict[str, Decoder] = {}
+        self._stepping = False
+        model = load_model(context.model_path, dtype=torch.float32, device=settings.device)
+        parameters = Parameters(model, dtype=getattr(torch, settings.dtype))
+        self._updater = Updater(
+            parameters=parameters,
+            optimizer=Optimizer(
+                parameters.masters,
+                name=settings.optimizer,
+                learning_rate=settings.learning_rate,
+                adamw_learning_rate=settings.adamw_learning_rate,
+                betas=settings.betas,
+                eps=settings.eps,
+                weight_decay=settings.weight_decay,
+            ),
+            schedule=Schedule(
+                name=settings.schedule,
+                warmup_steps=settings.warmup_steps,
+                total_steps=context.total_steps,
+                final_share=settings.final_learning_rate_share,
+            ),
+            learning_rate=settings.learning_rate,
+            max_gradient_norm=settings.max_gradient_norm,
+        )
+
+    @property
+    def _model(self) -> Decoder:
+        return self._updater.parameters.model
+
+    @torch.inference_mode()
+    def forward(
+        self, batch: Batch, *, outputs: tuple[ForwardOutput, ...], weights: str, temperature: float
+    ) -> dict[str, Ragged]:
+        """See the contract. ValueError for an unknown snapshot."""
+        require_temperature(temperature)
+        model = self._named(weights)
+        column = batch.ragged(TOKENS)
+        values = {name: np.zeros(len(column.values), dtype=np.float32) for name in outputs}
+        for rows in split_rows(batch, tokens=FORWARD_TOKENS):
+            start = int(column.offsets[rows[0]])
+            self._score(model, batch.take(rows), temperature, {n: v[start:] for n, v in values.items()})
+        return {name: column.like(v) for name, v in values.items()}
+
+    def _score(self, model: Decoder, batch: Batch, temperature: float, values: Mapping[str, Array]) -> None:
+        """Write the trainable tokens' outputs into ``values``, which begin at the batch's first token."""
+        plan = make_plan(batch, vocabulary=model.config.vocab_size)
+        if plan is None:
+            return
+        logprobs, entropy = score_plan(model, plan, temperature=temperature, entropy="entropy" in values)
+        scores: dict[str, Tensor | None] = {"logprobs": logprobs, "entropy": entropy}
+        for name, value in values.items():
+            score = scores[name]
+            assert score is not None
+            value[plan.trainable] = score.cpu().numpy()
+
+    def begin_step(self, loss: LossSpec) -> GradientStep:
+        """See the contract. ValueError while another step is open."""
+        if self._stepping:
+            raise ValueError("a training step is open; finish or discard it before beginning another")
+        step = GradientStep(self._updater, loss, ended=self._end_step)
+        self._stepping = True
+        return step
+
+    def _end_step(self) -> None:
+        self._stepping = False
+
+    def weight_source(self) -> WeightSource:
+        """The current weights in the engine's dtype."""
+        return ModelWeights(self._model)
+
+    def snapshot(self, name: str) -> None:
+        """Freeze the current weights. ValueError for the name of the current ones."""
+        if name == CURRENT:
+            raise ValueError(f"{CURRENT!r} names the weights being trained")
+        self._snapshots[name] = self._updater.parameters.frozen()
+
+    def drop_snapshot(self, name: str) -> None:
+        """Free a snapshot; an unknown one is ignored."""
+        self._snapshots.pop(name, None)
+
+    def save(self, path: str, *, kind: SaveKind) -> None:
+        """See the contract."""
+        if self._stepping:
+            raise ValueError("a training step is open; finish or discard it before saving")
+        if kind == "export":
+            with new_directory(path, marker="config.json") as directory:
+                save_model(self._model, str(directory), like=self._model_path)
+            return
+        state = TrainingState(
+            model=self._model.config.to_json(),
+            optimizer=self._settings.optimizer,
+            steps=self._updater.steps,
+            weights=self._updater.parameters.masters,
+            optimizer_state=self._updater.optimizer.state(),
+            random_state=random_state(),
+            snapshots={name: dict(model.named_parameters()) for name, model in self._snapshots.items()},
+        )
+        save_state(state, path)
+
+    def load(self, path: str) -> None:
+        """See the contract."""
+        if self._stepping:
+            raise ValueError("a training step is open; finish or discard it before loading")
+        state = load_state(path, model=self._model.config.to_json(), optimizer=self._settings.optimizer)
+        restoring(path, lambda: self._restore(state))
+
+    def _restore(self, state: TrainingState) -> None:
+        if state.steps and not state.optimizer_state:
+            raise ValueError(f"no optimiser state after {state.steps} steps")
+        self._updater.optimizer.load_state(state.optimizer_state)
+        self._snapshots = {name: self._frozen(tensors) for name, tensors in state.snapshots.items()}
+        self._updater.parameters.assign(state.weights)
+        self._updater.steps = state.steps
+        set_random_state(state.random_state)
+
+    def _frozen(self, tensors: Mapping[str, Tensor]) -> Decoder:
+        model = self._updater.parameters.frozen()
+        model.load_state_dict(dict(tensors))
+        return model
+
+    def _named(self, weights: str) -> Decoder:
+        if weights == CURRENT:
+            return self._model
+        try:
+            return self._snapshots[weights]
+        except KeyError:
+            raise ValueError(f"no snapshot {weights!r}; there are {sorted(self._snapshots)}") from None

@@ -1,0 +1,94 @@
+"""float32 master parameters and the model that computes with them.
+
+In float32 the two are the same. In bfloat16 the model is a rounded copy: gradients are moved to the masters after each
+backward pass and accumulate there. Invariant: whatever an optimiser reads or writes is float32.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headrace.contract.columns import Array
+from headrace.contract.weights import WeightSource
+from headrace_torch.model import Decoder
+
+
+class Parameters:
+    """``masters``: name → float32 parameter; ``model``: computes in ``dtype``."""
+
+    def __init__(self, model: Decoder, *, dtype: torch.dtype) -> None:
+        """``model``: float32; it is cast in place."""
+        self.model = model
+        self.masters: dict[str, nn.Parameter] = dict(model.named_parameters())
+        self._copies: dict[str, nn.Parameter] = {}
+        if dtype != torch.float32:
+            self.masters = {name: nn.Parameter(p.detach().clone()) for name, p in self.masters.items()}
+            model.to(dtype)
+            self._copies = dict(model.named_parameters())
+
+    def collect(self) -> None:
+        """Move what a backward pass left on the model to the masters' gradients."""
+        for name, parameter in self._copies.items():
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is None:
+                continue
+            master = self.masters[name]
+            if master.grad is None:
+                master.grad = gradient.float()
+            else:
+                master.grad += gradient
+
+    def gradients(self) -> list[Tensor]:
+        """The masters' gradients; zeros where no backward pass has reached."""
+        for master in self.masters.values():
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+        return [master.grad for master in self.masters.values() if master.grad is not None]
+
+    def clear(self) -> None:
+        """Forget all gradients."""
+        for parameter in (*self.masters.values(), *self._copies.values()):
+            parameter.grad = None
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Give the model the masters' values."""
+        for name, parameter in self._copies.items():
+            parameter.copy_(self.masters[name])
+
+    @torch.no_grad()
+    def assign(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set the masters, and the model with them. KeyError or RuntimeError when a tensor is missing or misshapen."""
+        for name, master in self.masters.items():
+            master.copy_(tensors[name])
+        self.refresh()
+
+    def frozen(self) -> Decoder:
+        """A copy of the model that no step changes."""
+        return copy.deepcopy(self.model).requires_grad_(False)
+
+
+class ModelWeights(WeightSource):
+    """The model's parameters as numpy views, in the dtype it computes in."""
+
+    def __init__(self, model: Decoder) -> None:
+        self._model = model
+
+    def tensors(self) -> Iterator[tuple[str, Array]]:
+        """See :class:`WeightSource`; on a GPU the arrays are copies."""
+        for name, parameter in self._model.named_parameters():
+            yield name, as_numpy(parameter.detach().cpu())
+
+
+def as_numpy(tensor: Tensor) -> Array:
+    """A view of a CPU tensor; bfloat16 by ``ml_dtypes``, which torch does not know."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    array: np.ndarray[tuple[int, ...], np.dtype[np.generic]] = tensor.numpy()
+    return array

@@ -1,0 +1,82 @@
+"""Log-probabilities and entropies of a plan's trainable tokens.
+
+Only predicting nodes go through the output head, and with a large vocabulary only some of them at a time: their logits
+are computed again in the backward pass. Invariant: every log-probability is that of the tempered distribution.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from headrace.contract.columns import Array
+from headrace.errors import ConfigError
+from headrace_torch.model import Decoder
+from headrace_torch.trainer.attention import PackedAttention, rows_of
+from headrace_torch.trainer.packing import Plan
+
+LOGIT_BUDGET = 1 << 25
+"""Logits held at once (float32: 128 MiB, and a few times that during the backward pass)."""
+
+
+def require_temperature(temperature: float) -> None:
+    """ConfigError unless a distribution can be tempered with it."""
+    if not 0.0 < temperature < float("inf"):
+        raise ConfigError(
+            f"temperature {temperature}: log-probabilities are trained at the temperature of the rollout, above 0",
+            fix="set [rollout] temperature above 0 (evaluation has its own greedy mode)",
+        )
+
+
+def score_plan(model: Decoder, plan: Plan, *, temperature: float, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    """Log-probs and, if asked for, entropies (nats): float32 [T] each, in the order of ``plan.trainable``."""
+    device = model.output_weight.device
+
+    def tensor(array: Array) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    attention = PackedAttention(plan.buckets, tensor(plan.attended), device=device)
+    hidden = model(tensor(plan.tokens), tensor(plan.positions), attention)
+    states, predictor, targets = rows_of(hidden, tensor(plan.predicting)), tensor(plan.predictor), tensor(plan.targets)
+    chunk = max(1, LOGIT_BUDGET // model.config.vocab_size)
+    if len(states) <= chunk:
+        return _scores(model, states, predictor, targets, temperature, entropy)
+    return _chunked_scores(model, states, predictor, targets, temperature, entropy, chunk=chunk)
+
+
+def _chunked_scores(
+    model: Decoder,
+    states: Tensor,
+    predictor: Tensor,
+    targets: Tensor,
+    temperature: float,
+    entropy: bool,
+    *,
+    chunk: int,
+) -> tuple[Tensor, Tensor | None]:
+    order = torch.argsort(predictor, stable=True)
+    bounds = torch.arange(0, len(states) + chunk, chunk, device=states.device)
+    cuts = torch.searchsorted(predictor[order], bounds).tolist()
+    parts = []
+    for index, some in enumerate(torch.split(states, chunk)):
+        chosen = order[cuts[index] : cuts[index + 1]]
+        arguments = (model, some, predictor[chosen] - index * chunk, targets[chosen], temperature, entropy)
+        parts.append(checkpoint(_scores, *arguments, use_reentrant=False, preserve_rng_state=False))
+    original = torch.argsort(order)
+    logprobs = torch.cat([part[0] for part in parts])[original]
+    return logprobs, torch.cat([part[1] for part in parts])[original] if entropy else None
+
+
+def _scores(
+    model: Decoder, states: Tensor, predictor: Tensor, targets: Tensor, temperature: float, entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    """``states``: [P, d]; ``predictor``: int64 [T], index into ``states``; ``targets``: int64 [T]."""
+    logits = model.logits(states)
+    if temperature != 1.0:
+        logits = logits / temperature
+    table = torch.log_softmax(logits, dim=-1)
+    logprobs = table.reshape(-1).index_select(0, predictor * table.shape[1] + targets)
+    if not entropy:
+        return logprobs, None
+    return logprobs, -(table.exp() * table).sum(-1).index_select(0, predictor)
