@@ -78,9 +78,10 @@ def _job_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    job = _checked(options)
     from headrace.run import run_job
 
-    return run_job(_checked(options), run_dir=options.run_dir)
+    return run_job(job, run_dir=options.run_dir)
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -91,9 +92,10 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _graph(options: argparse.Namespace) -> int:
+    job = _checked(options)
     from headrace.graph import describe
 
-    print(describe(_checked(options)))
+    print(describe(job))
     return 0
 
 

@@ -67,7 +67,7 @@ def _phases(job: Job) -> list[str]:
         ]
         if needs.rollout:
             bound = phase.staleness.settings["max_staleness"]
-            lines.append(f"    staleness  {phase.staleness.use}, at most {bound} versions")
+            lines.append(f"    staleness  {phase.staleness.use}, at most {bound} versions old")
         computed = [name for name, wanted in _computed(needs) if wanted]
         if computed:
             lines.append(f"    trainer    also computes {', '.join(computed)}")

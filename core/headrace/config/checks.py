@@ -119,9 +119,7 @@ class _Checker:
             self.errors.append(error)
         except Exception as error:  # a plugin may raise anything; it is wrapped once, here
             message = f"{spec.role} {spec.use!r}: {method} raised {type(error).__name__}: {error}"
-            self.errors.append(
-                ContractError(message, origin=origin, fix=f"correct {selected.cls.__name__}.{method}")
-            )
+            self.errors.append(ContractError(message, origin=origin, fix=f"correct {selected.cls.__name__}.{method}"))
         return None
 
     # ------------------------------------------------------------ plugins
@@ -138,6 +136,8 @@ class _Checker:
         written, the first that has a key wins."""
         try:
             cls = load(spec.role, spec.use, directory=spec.directory, origin=spec.origin)
+            if self._interpreter(table) is None:
+                require(spec.role, spec.use, origin=spec.origin)
         except HeadraceError as error:
             self.errors.append(error)
             return None
@@ -168,22 +168,24 @@ class _Checker:
         origin = self.job.origin(*((*place, *path) for place in places))
         self.errors.append(ConfigError(message, origin=origin, fix=fix))
 
+    def _interpreter(self, table: str) -> str | None:
+        """The other interpreter that a table's plugin lives in, where there is one."""
+        node = {"algorithm": "trainer"}.get(table, table)
+        return getattr(getattr(self.job, node, None), "python", None)
+
     def _interpreters(self) -> None:
         job = self.job
-        trainer = job.phases[0].trainer
-        for table, spec, python in (
-            ("environment", job.environment.spec, job.environment.python),
-            ("rollout", job.rollout.spec, job.rollout.python),
-            ("trainer", trainer, job.trainer.python),
+        for table, spec in (
+            ("environment", job.environment.spec),
+            ("rollout", job.rollout.spec),
+            ("trainer", job.phases[0].trainer),
         ):
-            try:
-                if python is None:
-                    load(spec.role, spec.use, directory=spec.directory, origin=spec.origin)
-                    require(spec.role, spec.use, origin=spec.origin)
-                else:
+            python = self._interpreter(table)
+            if python is not None:
+                try:
                     check_interpreter(python, spec, origin=job.origin((table, "python")))
-            except HeadraceError as error:
-                self.errors.append(error)
+                except HeadraceError as error:
+                    self.errors.append(error)
 
     # ------------------------------------------------------------ capabilities
 

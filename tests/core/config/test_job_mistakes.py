@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import headrace
-from headrace.config import check_job, load_job
-from headrace.errors import ConfigError
+from headrace.config import check_job, load_job, raise_errors
+from headrace.errors import ConfigError, StalenessError, WiringError
 
 WriteJob = Callable[..., Path]
 ErrorsOf = Callable[..., list[str]]
@@ -228,3 +228,22 @@ def test_a_shared_table_that_every_phase_replaces_is_warned_about(write_job: Wri
     warnings = [str(f) for f in check_job(load_job(write_job(WITHOUT_STEPS, extra=phase)))]
     assert any("algorithm is ignored: every phase has another" in warning for warning in warnings)
     assert any("learns from demonstrations, never stale" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind", "message"),
+    [
+        (":Trainer", ":PlainTrainer", WiringError, "cannot create a model from scratch"),
+        ("max_staleness = 1", "max_staleness = 9", StalenessError, "max_staleness 9 > batch_groups 8"),
+    ],
+)
+def test_a_single_error_is_raised_as_itself(
+    write_job: WriteJob, old: str, new: str, kind: type[Exception], message: str
+) -> None:
+    findings = check_job(load_job(write_job((old, new))))
+    with pytest.raises(kind, match=message):
+        raise_errors([finding.error for finding in findings])
+
+
+def test_no_error_raises_nothing() -> None:
+    raise_errors([])
