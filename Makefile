@@ -1,0 +1,65 @@
+# make demo    set up and run the demo job
+# make test    set up and run every check; what CI runs
+# make format  rewrite the code in the house style
+#
+# A set-up is done once: its stamp in $(VENV) is older than pyproject.toml only after a change of that file.
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+JOB ?= examples/sort_symbols/job.toml
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+ROOTS := core adapters plugins
+CODE := $(ROOTS) tests examples .ci
+
+.DEFAULT_GOAL := test
+.PHONY: demo test lint unit wheel format clean
+
+demo: $(VENV)/.ready-demo
+	$(BIN)/headrace run $(JOB)
+
+test: lint unit wheel
+
+lint: $(VENV)/.ready-test
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/mypy $(ROOTS)
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.ready-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not engine and not gpu"
+
+# The wheel alone, in an environment that has nothing else: the core is light and its command works.
+wheel: $(VENV)/.ready-test
+	rm -rf build/wheel build/empty
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
+	$(PYTHON) -m venv build/empty
+	build/empty/bin/python -m pip install --quiet --disable-pip-version-check build/wheel/headrace-*.whl
+	cd build && empty/bin/python ../.ci/wheel_is_light.py
+	build/empty/bin/headrace plugins
+
+format: $(VENV)/.ready-test
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
+
+clean:
+	rm -rf build $(VENV)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'Python 3.11 or later is needed; name one with: make $(MAKECMDGOALS) PYTHON=python3.12' >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.ready-demo: pyproject.toml | $(BIN)/python
+	@echo 'setting up $(VENV), which is done once'
+	$(PIP) "$(TORCH)"
+	$(PIP) -e ".[torch,environments,report]"
+	touch $@
+
+$(VENV)/.ready-test: pyproject.toml | $(BIN)/python
+	@echo 'setting up $(VENV), which is done once'
+	$(PIP) "$(TORCH)"
+	$(PIP) -e ".[dev]"
+	touch $@ $(VENV)/.ready-demo
