@@ -27,8 +27,9 @@ max_length = 64
 
 [environment]
 use = "sort_symbols"
-median_length = 3
-max_length = 6
+median = 3
+shortest = 2
+longest = 6
 
 [rollout]
 use = "torch"

@@ -103,7 +103,7 @@ def test_another_seed_gives_another_run(start: Start) -> None:
 
 
 def test_ctrl_c_ends_every_process_and_leaves_an_auditable_log(start: Start) -> None:
-    run = start("phase.1.steps=100000")
+    run = start("phase.rl.steps=100000")
     follow(run, "batch_trained")
     below = descendants(run.process.pid)
     assert below
@@ -115,7 +115,7 @@ def test_ctrl_c_ends_every_process_and_leaves_an_auditable_log(start: Start) -> 
 
 
 def test_a_killed_controller_takes_every_process_with_it(start: Start) -> None:
-    run = start("phase.1.steps=100000")
+    run = start("phase.rl.steps=100000")
     follow(run, "batch_trained")
     below = descendants(run.process.pid)
     handles = [os.pidfd_open(pid) for pid in below]
@@ -136,7 +136,7 @@ def _ended_within(handle: int, seconds: float) -> bool:
 
 
 def test_a_lost_node_fails_the_run_and_is_named(start: Start) -> None:
-    run = start("phase.1.steps=100000")
+    run = start("phase.rl.steps=100000")
     follow(run, "batch_trained")
     victim = next(e for e in events(run, "node_started") if e["node"] == "rollout-1")
     below = descendants(run.process.pid)

@@ -34,6 +34,8 @@ class _Round:
     started: float
     open_items: set[int]
     samples: dict[bool, list[EvaluationSample]] = field(default_factory=dict)
+    failed: Counter[str] = field(default_factory=Counter)
+    version_end: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,8 @@ class Evaluator:
         current = self._round_of_item.pop(done.item)
         current.open_items.discard(done.item)
         current.samples.setdefault(done.greedy, []).extend(done.samples)
+        current.failed.update(done.failed)
+        current.version_end = max(current.version_end, *done.versions, current.version)
         if not current.open_items:
             self._finish(current)
 
@@ -148,9 +152,11 @@ class Evaluator:
         self._emit(
             "evaluation_finished",
             version=current.version,
+            version_end=current.version_end,
             greedy_accuracy=result.get("evaluation/greedy_accuracy"),
             sampled_accuracy=result.get("evaluation/sampled_accuracy"),
             prompts=self._plan.tasks,
+            failed=dict(current.failed),
             started=current.started,
             finished=time.time(),
         )

@@ -165,6 +165,7 @@ class TrainingLoop:
             group_size=batch.group_size,
             rollout=plan.rollout,
             version=self.version,
+            steps=phase.steps,
         )
         return Flow(
             policy=policy,

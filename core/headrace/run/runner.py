@@ -15,7 +15,6 @@ from typing import Any
 from headrace.config import Job
 from headrace.errors import HeadraceError
 from headrace.observe.audit import audit_run
-from headrace.observe.report import write_report
 from headrace.run.cluster import Cluster
 from headrace.run.directory import RunDirectory
 from headrace.run.evaluation import Evaluator
@@ -115,6 +114,8 @@ def _summary(directory: RunDirectory, journal: Journal, reason: str) -> dict[str
     """What a person sees at the end. The audit and the report must not hide an error of the run itself."""
     summary: dict[str, Any] = {"reason": reason, "run_dir": str(directory.path), **journal.samples()}
     try:
+        from headrace.observe.report import write_report  # plots need an extra that a run does not
+
         audit = audit_run(directory.path)
         summary |= {"audit": audit.verdict, "audit_ok": audit.ok}
         summary["report"] = str(write_report(directory.path))

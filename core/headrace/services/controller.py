@@ -198,7 +198,7 @@ class Controller:
         self._emit(
             "group_dispatched",
             group=ticket.group,
-            task=str(item.members[0].task),
+            task=item.members[0].task,
             version=ticket.version,
             trajectories=ticket.trajectories,
         )

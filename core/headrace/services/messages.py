@@ -252,6 +252,8 @@ class EvaluationDone(Message, frozen=True, tag=True):
     greedy: bool
     versions: list[int]
     """Every version in any span; more than the pinned one is an engine's fault."""
+    failed: dict[str, int]
+    """Answers that could not be scored, by reason; they count as wrong."""
     samples: list[EvaluationSample]
 
 

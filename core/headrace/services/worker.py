@@ -255,12 +255,13 @@ class WorkerService(NodeService):
     async def _evaluate(self, item: WorkItem) -> None:
         tasks = [self._environment.task(m.task, split=item.split) for m in item.members]
         episodes = await self._episodes(item, tasks)
-        scores, _ = await self._scores(tasks, episodes)
+        scores, failed = await self._scores(tasks, episodes)
         self._entries.put_nowait(
             EvaluationDone(
                 item=item.group,
                 greedy=item.greedy,
                 versions=sorted({s.version for e in episodes for s in e.spans}),
+                failed=failed,
                 samples=[
                     EvaluationSample(
                         task=m.task,

@@ -1,0 +1,1 @@
+"""Storages: where column values of a storage unit live."""
