@@ -1,23 +1,31 @@
 """Messages between processes: typed, bounded, without pickle, and nobody unauthenticated.
 
-``rpc``, ``Server`` and ``Client`` carry calls; ``encode`` and ``decode`` turn values into frames for whoever
-owns a socket of another kind. The room knows no roles.
+``rpc``, ``Server`` and ``Client`` carry calls. For transports that own a socket of another kind there are ``encode``
+and ``decode``, values to frames and back, and sockets made as safe as those of calls. The room knows no roles.
 """
 
 from headrace.wire.address import ipc_address, tcp_address
+from headrace.wire.arrays import array_bytes
 from headrace.wire.checksum import manifest_digest, tensor_checksum, tensor_info
 from headrace.wire.client import Client
 from headrace.wire.codec import decode, encode
 from headrace.wire.keys import Keys
-from headrace.wire.limits import Limits
+from headrace.wire.limits import DEFAULT_LIMITS, Limits
 from headrace.wire.methods import rpc
+from headrace.wire.refusal import RefusedError
 from headrace.wire.server import Server
+from headrace.wire.sockets import bind_socket, connect_socket
 
 __all__ = [
+    "DEFAULT_LIMITS",
     "Client",
     "Keys",
     "Limits",
+    "RefusedError",
     "Server",
+    "array_bytes",
+    "bind_socket",
+    "connect_socket",
     "decode",
     "encode",
     "ipc_address",

@@ -26,7 +26,7 @@ INLINE_BYTES = 4096
 _FRAMED = 1
 _INLINE = 2
 _MAX_DIMENSIONS = 32
-_MINI_FLOATS = {
+_MINI_FLOATS: dict[str, np.dtype[Any]] = {
     name: np.dtype(getattr(ml_dtypes, name))
     for name in ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "int4", "uint4")
 }
@@ -70,8 +70,9 @@ def parse_dtype(name: str) -> np.dtype[Any]:
     if name in _MINI_FLOATS:
         return _MINI_FLOATS[name]
     try:
-        if dtype_name(np.dtype(name)) == name:
-            return np.dtype(name)
+        dtype: np.dtype[Any] = np.dtype(name)
+        if dtype_name(dtype) == name:
+            return dtype
     except (TypeError, ValueError, SyntaxError):
         pass  # numpy parses many things that are no dtype's name; all of them end below
     raise RefusedError(f"an array of unknown dtype {name!r}", reason=BAD_FRAME)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from contextlib import suppress
 from types import NoneType
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 import msgspec
 import zmq
@@ -43,21 +42,22 @@ class Client:
         self._address = address
         self._keys = keys
         self._limits = limits
-        self._refused: Counter[str] = Counter()
         self._endpoint: Endpoint | None = None
         self._closed = False
         self._calls = 0
-        self._pending: dict[int, asyncio.Future[tuple[Reply | Failure, list[zmq.Frame]]]] = {}
+        self._pending: dict[int, asyncio.Future[WireError | tuple[Reply | Failure, list[zmq.Frame]]]] = {}
+
+    @overload
+    async def call(self, method: str, request: object = None, *, deadline: float, awaiting: str = "") -> None: ...
+
+    @overload
+    async def call(
+        self, method: str, request: object = None, *, reply: type[R], deadline: float, awaiting: str = ""
+    ) -> R: ...
 
     async def call(
-        self,
-        method: str,
-        request: object = None,
-        *,
-        reply: type[R] = NoneType,  # type: ignore[assignment]  # the default binds R to NoneType
-        deadline: float,
-        awaiting: str = "",
-    ) -> R:
+        self, method: str, request: object = None, *, reply: Any = NoneType, deadline: float, awaiting: str = ""
+    ) -> Any:
         """Call ``method`` and wait at most ``deadline`` seconds. ``awaiting``: in words, for the DeadlineError.
 
         Raises what the handler raised when that is a HeadraceError, RunError when it is not, WireError when
@@ -76,13 +76,17 @@ class Client:
         timer = loop.call_later(deadline, self._expire, call, method, deadline, awaiting)
         try:
             endpoint.send([message, *arrays])
-            answer, frames = await future
-        except (asyncio.CancelledError, DeadlineError):
+            outcome = await future
+        except asyncio.CancelledError:
             self._tell_cancelled(call)
             raise
         finally:
             timer.cancel()
             self._pending.pop(call, None)
+        if isinstance(outcome, WireError):
+            self._tell_cancelled(call)
+            raise outcome
+        answer, frames = outcome
         if isinstance(answer, Failure):
             raise from_failure(answer)
         return self._read(answer, frames, method, reply)
@@ -92,7 +96,7 @@ class Client:
         self._closed = True
         for future in self._pending.values():
             if not future.done():
-                future.set_exception(WireError(f"the client of {self._address} was closed during the call"))
+                future.set_result(WireError(f"the client of {self._address} was closed during the call"))
         if self._endpoint is not None:
             self._endpoint.close()
 
@@ -103,14 +107,14 @@ class Client:
             raise ValueError(f"the client of {self._address} belongs to another event loop")
         if self._endpoint is None:
             socket = connect_socket(zmq.Context.instance(), self._address, keys=self._keys, limits=self._limits)
-            self._endpoint = Endpoint(socket, limits=self._limits, deliver=self._deliver, refused=self._refused)
+            self._endpoint = Endpoint(socket, limits=self._limits, deliver=self._deliver)
         return self._endpoint
 
     def _expire(self, call: int, method: str, deadline: float, awaiting: str) -> None:
         future = self._pending[call]
         if not future.done():
             what = f", awaiting {awaiting}" if awaiting else ""
-            future.set_exception(DeadlineError(f"no reply to {method} from {self._address} in {deadline:g} s{what}"))
+            future.set_result(DeadlineError(f"no reply to {method} from {self._address} in {deadline:g} s{what}"))
 
     def _tell_cancelled(self, call: int) -> None:
         if self._endpoint is not None and not self._closed:
@@ -127,10 +131,9 @@ class Client:
         if future is not None and not future.done():
             future.set_result((answer, frames))
 
-    def _read(self, answer: Reply, frames: list[zmq.Frame], method: str, reply: type[R]) -> R:
+    def _read(self, answer: Reply, frames: list[zmq.Frame], method: str, reply: Any) -> Any:
         try:
             check_limits([len(frame) for frame in frames], self._limits)
-            value: R = decoder_for(reply).decode(answer.body, [frame.buffer for frame in frames[1:]])
+            return decoder_for(reply).decode(answer.body, [frame.buffer for frame in frames[1:]])
         except RefusedError as refusal:
             raise WireError(f"the reply to {method} from {self._address}: {refusal.message}") from refusal
-        return value

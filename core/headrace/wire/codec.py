@@ -28,6 +28,8 @@ from headrace.wire.schema import ColumnOnWire, restore, wire_type
 
 T = TypeVar("T")
 
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 
 class _Received(threading.local):
     """Frames of the message that this thread is decoding."""
@@ -95,10 +97,12 @@ class TypedDecoder:
             return restore(value) if self._restores else value
         except RefusedError:
             raise
-        except (msgspec.ValidationError, TypeError) as error:
-            raise RefusedError(f"a message of the wrong type: {error}", reason=WRONG_TYPE) from error
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        except _UNREADABLE as error:
+            if isinstance(error, msgspec.ValidationError):
+                raise RefusedError(f"a message of the wrong type: {error}", reason=WRONG_TYPE) from error
             raise RefusedError(f"a malformed message: {error}", reason=MALFORMED) from error
+        except (TypeError, ValueError) as error:  # a constructor refused the values
+            raise RefusedError(f"a message of the wrong type: {error}", reason=WRONG_TYPE) from error
         finally:
             _received.frames = ()
 
@@ -120,6 +124,8 @@ def _unpack_extension(code: int, payload: memoryview) -> Array:
 
 def _convert(kind: type, value: Any) -> Any:
     """msgspec checks afterwards that the result is a ``kind``."""
-    if kind is ColumnOnWire and isinstance(value, dict) and value.keys() == {"values", "offsets"}:
-        return Ragged(value["values"], value["offsets"])
+    if kind is ColumnOnWire and isinstance(value, dict):
+        values, offsets = value.get("values"), value.get("offsets")
+        if isinstance(values, np.ndarray) and isinstance(offsets, np.ndarray):
+            return Ragged(values, offsets)
     return value

@@ -8,14 +8,12 @@ again, which is the invariant that keeps messages from being overlooked.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import zmq
 
 from headrace.errors import WireError
 from headrace.wire.limits import Limits
-from headrace.wire.refusal import TOO_MANY_FRAMES
 from headrace.wire.sockets import Socket
 
 # Plain integers: the enumerations of pyzmq cost a microsecond per use.
@@ -27,8 +25,8 @@ _ENVELOPE_FRAMES = 2
 
 
 class Endpoint:
-    """Owns ``socket``; ``deliver`` gets the frames of every message, on the loop. ``refused`` counts what it does not
-    even pass on."""
+    """Owns ``socket``. ``deliver`` gets the frames of every message, on the loop; of one with too many frames it gets
+    one more than allowed, enough to see that."""
 
     def __init__(
         self,
@@ -36,13 +34,11 @@ class Endpoint:
         *,
         limits: Limits,
         deliver: Callable[[list[zmq.Frame]], None],
-        refused: Counter[str],
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self._socket = socket
-        self._max_frames = limits.frames + _ENVELOPE_FRAMES
+        self._kept_frames = _ENVELOPE_FRAMES + limits.frames + 1
         self._deliver = deliver
-        self._refused = refused
         self._again: asyncio.Handle | None = None
         self._fd = int(socket.get(zmq.FD))
         self.loop.add_reader(self._fd, self._drain)
@@ -82,24 +78,17 @@ class Endpoint:
                 if not self._readable():
                     drained = True
                     return
-                frames = self._receive()
-                if frames:
-                    self._deliver(frames)
+                self._deliver(self._receive())
         finally:
             if not drained:
                 self._look()
 
     def _receive(self) -> list[zmq.Frame]:
-        """The frames of one message, or none of them when there are too many."""
         frames: list[zmq.Frame] = []
-        more, count = True, 0
+        more = True
         while more:
             frame = self._socket.recv(_NOBLOCK, copy=False)
             more = frame.more
-            count += 1
-            if count <= self._max_frames:
+            if len(frames) < self._kept_frames:
                 frames.append(frame)
-        if count > self._max_frames:
-            self._refused[TOO_MANY_FRAMES] += 1
-            return []
         return frames

@@ -30,7 +30,7 @@ class Gate:
         self._refused = refused
         socket = context.socket(zmq.ROUTER)
         socket.bind(_ADDRESS)
-        self._endpoint = Endpoint(socket, limits=Limits(frames=_REQUEST_FRAMES), deliver=self._answer, refused=refused)
+        self._endpoint = Endpoint(socket, limits=Limits(frames=_REQUEST_FRAMES), deliver=self._answer)
 
     def close(self) -> None:
         """Nobody is let in any more."""

@@ -1,7 +1,8 @@
 """Types as msgspec can decode them: ``Array | Ragged`` is a union that msgspec refuses.
 
 A type that reaches such a union is decoded into a mirror (the same fields, the union replaced by
-:class:`ColumnOnWire`) and restored. Every other type is decoded by msgspec directly.
+:class:`ColumnOnWire`) and restored. Every other type is decoded by msgspec directly. A type that contains itself
+must not reach such a union.
 
 Invariant: restoring calls the original's constructor, so what it checks is checked for received values too.
 """

@@ -65,12 +65,13 @@ class Server:
         except WireError:
             await self.close()
             raise
-        self._endpoint = Endpoint(socket, limits=self._limits, deliver=self._deliver, refused=self.refused)
+        self._endpoint = Endpoint(socket, limits=self._limits, deliver=self._deliver)
         self._address = bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         return self._address
 
     async def close(self) -> None:
-        """Take no more calls, cancel running handlers and wait for them. Twice is fine."""
+        """Take no more calls, cancel running handlers and wait for them. Twice is fine. A handler that calls it ends as
+        the last one, without a reply."""
         if self._endpoint is not None:
             self._endpoint.close(linger_ms=_LINGER_MS)
         running = [task for task in self._running.values() if task is not asyncio.current_task()]

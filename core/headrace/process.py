@@ -1,0 +1,32 @@
+"""Processes that do not outlive the one that started them.
+
+Invariant: after :func:`die_with_parent` has returned, the death of the parent, by any signal, is this
+process's death. Linux only; elsewhere it does nothing, and a killed parent leaves its children behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+# Found at import: between fork and exec nothing may be looked up or imported.
+_prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel for SIGKILL when the parent ends. ``parent``: the pid of the process that started this one; when
+    that has ended already, this process ends here.
+
+    The kernel means the parent's *thread*: start children from a thread that lives as long as the process. Call it
+    first thing in a child; it does not extend to grandchildren, which call it themselves.
+    """
+    if _prctl is None:
+        return
+    if _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,1 @@
+"""Launchers: where a node's process runs."""

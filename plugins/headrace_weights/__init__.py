@@ -1,0 +1,1 @@
+"""Weight transports: how a policy version travels from a trainer to engines."""

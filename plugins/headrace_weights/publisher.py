@@ -1,0 +1,131 @@
+"""The trainer's side: keeps published versions in host memory and answers receivers' questions.
+
+Invariant: the socket is used by one thread, which only hands out views of arrays that never change; a version's
+memory is free once it is retired and what was already handed to the socket has left.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+import zmq
+
+from headrace.contract import Array, TensorInfo, WeightManifest, WeightPublisher, WeightSource
+from headrace.errors import ContractError
+from headrace.wire import (
+    DEFAULT_LIMITS,
+    RefusedError,
+    array_bytes,
+    bind_socket,
+    decode,
+    encode,
+    manifest_digest,
+    tensor_info,
+)
+from headrace_weights.messages import Answer, AskChunk, AskManifest, GiveChunk, GiveManifest, Question, Refuse
+
+logger = logging.getLogger(__name__)
+
+_THREADS = iter(range(1 << 62))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Version:
+    manifest: WeightManifest
+    tensors: tuple[memoryview, ...]
+    """Bytes, in the manifest's order."""
+
+
+class ZmqPublisher(WeightPublisher):
+    """Serves from its construction until ``close``. ``refused`` counts questions turned away, by reason."""
+
+    def __init__(self, address: str) -> None:
+        self.refused: Counter[str] = Counter()
+        self._address = address
+        self._versions: dict[int, _Version] = {}  # the serving thread only looks up, which is atomic
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._socket = bind_socket(context, address, keys=None, limits=DEFAULT_LIMITS)
+        control = f"inproc://headrace-weights-{next(_THREADS)}"
+        self._stopped = context.socket(zmq.PAIR)
+        self._stopped.bind(control)
+        self._stop = context.socket(zmq.PAIR)
+        self._stop.connect(control)
+        self._thread = threading.Thread(target=self._serve, name="weight-publisher", daemon=True)
+        self._thread.start()
+
+    def publish(self, version: int, source: WeightSource) -> WeightManifest:
+        if version in self._versions:
+            raise ContractError(f"version {version} was published before", fix="publish every version once")
+        infos: list[TensorInfo] = []
+        tensors: list[memoryview] = []
+        for name, tensor in source.tensors():
+            copy = np.array(tensor, order="C", copy=True)
+            infos.append(tensor_info(name, copy))
+            tensors.append(array_bytes(copy))
+        names = Counter(info.name for info in infos)
+        if len(names) != len(infos):
+            twice = [name for name, count in names.items() if count > 1]
+            raise ContractError(f"the weight source of version {version} gave {twice} more than once")
+        manifest = WeightManifest(
+            version=version,
+            tensors=tuple(infos),
+            nbytes=sum(tensor.nbytes for tensor in tensors),
+            digest=manifest_digest(infos),
+        )
+        self._versions[version] = _Version(manifest=manifest, tensors=tuple(tensors))
+        return manifest
+
+    def retire(self, version: int) -> None:
+        self._versions.pop(version, None)
+
+    def address(self) -> str:
+        return self._address
+
+    def close(self) -> None:
+        if not self._stop.closed:
+            self._stop.send(b"")
+            self._thread.join()
+            self._stop.close()
+            self._versions.clear()
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._stopped, zmq.POLLIN)
+        while self._stopped not in dict(poller.poll()):
+            self._serve_one()
+        self._socket.close(linger=0)
+        self._stopped.close(linger=0)
+
+    def _serve_one(self) -> None:
+        route, *frames = self._socket.recv_multipart(copy=False)
+        try:
+            question: Question = decode([frame.buffer for frame in frames], Question)  # type: ignore[arg-type]  # a union
+        except RefusedError as refusal:
+            self.refused[refusal.reason] += 1
+            logger.warning("%s: refused a question: %s", self._address, refusal.message)
+            return
+        self._socket.send_multipart([route, *encode(self._answer(question))], copy=False)
+
+    def _answer(self, question: Question) -> Answer:
+        version = self._versions.get(question.version)
+        if version is None:
+            served = sorted(self._versions)
+            return Refuse(question.id, f"version {question.version} is not served; versions {served} are")
+        if isinstance(question, AskManifest):
+            return GiveManifest(question.id, version.manifest)
+        if not 0 <= question.tensor < len(version.tensors):
+            return Refuse(question.id, f"version {question.version} has no tensor number {question.tensor}")
+        tensor = version.tensors[question.tensor]
+        if question.offset < 0 or question.size < 1 or question.offset + question.size > tensor.nbytes:
+            return Refuse(question.id, f"a chunk outside the {tensor.nbytes} bytes of tensor {question.tensor}")
+        return self._chunk(question, tensor)
+
+    def _chunk(self, question: AskChunk, tensor: memoryview) -> GiveChunk:
+        data: Array = np.frombuffer(tensor[question.offset : question.offset + question.size], np.uint8)
+        return GiveChunk(question.id, xxhash.xxh3_64_intdigest(data.data), data)

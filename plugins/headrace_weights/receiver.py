@@ -1,0 +1,176 @@
+"""An engine's side: pulls a version chunk by chunk, with a window of questions on the way.
+
+Invariant: a tensor is handed out only when its bytes have the manifest's checksum. Every question may be asked
+again without harm, which is how lost and corrupt chunks, and a publisher's connection that broke, are made good.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Iterator
+from math import prod
+from typing import TypeVar
+
+import numpy as np
+import xxhash
+import zmq
+
+from headrace.contract import Array, TensorInfo, WeightManifest, WeightReceiver
+from headrace.errors import DeadlineError, WireError
+from headrace.wire import (
+    DEFAULT_LIMITS,
+    RefusedError,
+    connect_socket,
+    decode,
+    encode,
+    manifest_digest,
+    tensor_checksum,
+)
+from headrace_weights.messages import Answer, AskChunk, AskManifest, GiveChunk, GiveManifest, Question, Refuse
+
+logger = logging.getLogger(__name__)
+
+Q = TypeVar("Q", AskChunk, AskManifest)
+
+_ASKS = 4
+"""A question is asked this often, spread over its deadline; a chunk may be corrupt this often."""
+
+
+class ZmqReceiver(WeightReceiver):
+    """Of one publisher. One fetch at a time; a fetch may be left unfinished."""
+
+    def __init__(self, address: str, *, chunk_bytes: int, window: int) -> None:
+        self._address = address
+        self._chunk_bytes = chunk_bytes
+        self._window = window
+        self._ids = itertools.count(1)
+        self._socket = connect_socket(zmq.Context.instance(), address, keys=None, limits=DEFAULT_LIMITS)
+
+    def manifest(self, version: int, *, deadline: float) -> WeightManifest:
+        question = AskManifest(next(self._ids), version)
+        self._ask(question)
+        answer = self._await({question.id: question}, deadline, f"the manifest of version {version}")
+        if not isinstance(answer, GiveManifest):
+            raise WireError(f"{self._address} answered with a chunk where a manifest was asked for")
+        manifest = answer.manifest
+        if manifest_digest(manifest.tensors) != manifest.digest or manifest.version != version:
+            raise WireError(f"the manifest of version {version} from {self._address} contradicts its own digest")
+        return manifest
+
+    def fetch(self, manifest: WeightManifest, *, deadline: float) -> Iterator[tuple[str, Array]]:
+        tensors = [_Incoming(info) for info in manifest.tensors]
+        questions = self._questions(manifest.version, tensors)
+        pending: dict[int, AskChunk] = {}
+        corrupt: dict[tuple[int, int], int] = {}
+        for incoming in tensors:
+            what = f"tensor {incoming.info.name} of version {manifest.version}"
+            while incoming.missing:
+                for question in itertools.islice(questions, self._window - len(pending)):
+                    pending[question.id] = question
+                    self._ask(question)
+                answer = self._await(pending, deadline, what)
+                question = pending.pop(answer.id)
+                if not self._accept(answer, question, tensors[question.tensor]):
+                    again = self._again(question, corrupt, what)
+                    pending[again.id] = again
+                    self._ask(again)
+            yield incoming.info.name, incoming.finish(f"{what} from {self._address}")
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+    def _questions(self, version: int, tensors: list[_Incoming]) -> Iterator[AskChunk]:
+        for number, incoming in enumerate(tensors):
+            for offset in range(0, incoming.nbytes, self._chunk_bytes):
+                size = min(self._chunk_bytes, incoming.nbytes - offset)
+                yield AskChunk(next(self._ids), version, number, offset, size)
+
+    def _accept(self, answer: GiveManifest | GiveChunk, question: AskChunk, incoming: _Incoming) -> bool:
+        """Whether the answer is the chunk that was asked for, intact."""
+        if not isinstance(answer, GiveChunk) or answer.data.dtype != np.uint8 or answer.data.shape != (question.size,):
+            return False
+        if xxhash.xxh3_64_intdigest(answer.data.data) != answer.checksum:
+            return False
+        incoming.add(question.offset, answer.data)
+        return True
+
+    def _again(self, question: AskChunk, corrupt: dict[tuple[int, int], int], what: str) -> AskChunk:
+        place = (question.tensor, question.offset)
+        corrupt[place] = corrupt.get(place, 0) + 1
+        if corrupt[place] >= _ASKS:
+            raise WireError(
+                f"{what} from {self._address}: the chunk at byte {question.offset} was corrupt {_ASKS} times",
+                fix="check the memory of the trainer's host and the network between the hosts",
+            )
+        logger.warning("%s: the chunk at byte %d was corrupt; asking again", what, question.offset)
+        return AskChunk(next(self._ids), question.version, question.tensor, question.offset, question.size)
+
+    def _ask(self, question: Question) -> None:
+        self._socket.send_multipart(encode(question))
+
+    def _await(self, pending: dict[int, Q], deadline: float, what: str) -> GiveManifest | GiveChunk:
+        """The next answer to a pending question. WireError when it is a refusal, DeadlineError without one."""
+        end = time.monotonic() + deadline
+        while (left := end - time.monotonic()) > 0:
+            answer = self._receive(min(left, deadline / _ASKS))
+            if answer is None:
+                for question in pending.values():
+                    self._ask(question)
+            elif answer.id in pending:  # others belong to a fetch left unfinished, or were asked for twice
+                if isinstance(answer, Refuse):
+                    raise WireError(f"{what} from {self._address}: {answer.reason}")
+                return answer
+        raise DeadlineError(
+            f"no answer from {self._address} in {deadline:g} s, awaiting {what}",
+            fix="see whether the trainer's node lives and what its log says",
+        )
+
+    def _receive(self, seconds: float) -> Answer | None:
+        """None when nothing arrived in time."""
+        if not self._socket.poll(round(seconds * 1000) + 1, zmq.POLLIN):
+            return None
+        frames = self._socket.recv_multipart(copy=False)
+        try:
+            answer: Answer = decode([frame.buffer for frame in frames], Answer)  # type: ignore[arg-type]  # a union
+        except RefusedError as refusal:
+            logger.warning("%s: a malformed answer, which counts as lost: %s", self._address, refusal.message)
+            return None
+        return answer
+
+
+class _Incoming:
+    """A tensor on its way. One that fits in a chunk keeps that message's memory, others are put together."""
+
+    def __init__(self, info: TensorInfo) -> None:
+        self.info = info
+        try:
+            self._dtype = np.dtype(info.dtype)
+        except TypeError as error:
+            raise WireError(f"tensor {info.name} has dtype {info.dtype!r}, which this node does not know") from error
+        self.nbytes = prod(info.shape) * self._dtype.itemsize
+        self.missing = self.nbytes
+        self._data: Array | None = None
+
+    def add(self, offset: int, chunk: Array) -> None:
+        """Each byte arrives once: a question leaves the pending ones with its first intact answer."""
+        if len(chunk) == self.nbytes:
+            self._data = chunk
+        else:
+            if self._data is None:
+                self._data = np.empty(self.nbytes, np.uint8)
+            self._data[offset : offset + len(chunk)] = chunk
+        self.missing -= len(chunk)
+
+    def finish(self, what: str) -> Array:
+        """The tensor, verified; its memory is the caller's."""
+        data, self._data = self._data, None
+        if data is None:
+            data = np.empty(0, np.uint8)
+        tensor: Array = data.view(self._dtype).reshape(self.info.shape)
+        if not tensor.flags.aligned:
+            tensor = tensor.copy()
+        if tensor_checksum(tensor) != self.info.checksum:
+            raise WireError(f"{what}: its bytes do not have the manifest's checksum {self.info.checksum}")
+        return tensor

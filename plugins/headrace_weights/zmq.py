@@ -1,0 +1,46 @@
+"""Full tensors over ZeroMQ: receivers ask for chunks, the publisher serves them from host memory.
+
+Receivers pull, so they may join, leave and come back at any time, and a slow one holds up nobody. What arrives does
+not depend on chunk size or window. Same host only: the publisher listens on an ipc socket of the run's private
+directory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.contract import TransportContext, WeightPublisher, WeightReceiver, WeightTransport
+from headrace.wire import ipc_address
+from headrace_weights.publisher import ZmqPublisher
+from headrace_weights.receiver import ZmqReceiver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZmqSettings:
+    """Of the receiving side."""
+
+    chunk_bytes: int = 8 << 20
+    """Bytes asked for at a time."""
+    window: int = 4
+    """Chunks asked for and not yet received."""
+
+    def __post_init__(self) -> None:
+        if self.chunk_bytes < 1 or self.window < 1:
+            raise ValueError(f"chunk_bytes and window must be at least 1, got {self.chunk_bytes} and {self.window}")
+
+
+class ZmqTransport(WeightTransport):
+    """Makes the two sides."""
+
+    Settings = ZmqSettings
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        self.settings: ZmqSettings = settings
+
+    def publisher(self, context: TransportContext) -> WeightPublisher:
+        return ZmqPublisher(ipc_address(context.directory, f"{context.name}-weights"))
+
+    def receiver(self, context: TransportContext, address: str) -> WeightReceiver:
+        return ZmqReceiver(address, chunk_bytes=self.settings.chunk_bytes, window=self.settings.window)
