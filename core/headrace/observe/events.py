@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import msgspec
 
@@ -288,6 +288,12 @@ class EventLog:
     def close(self) -> None:
         """May be called twice."""
         self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
 
 def _misuse(kind: str, fields: Mapping[str, Any]) -> ValueError:

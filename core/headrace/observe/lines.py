@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -43,7 +43,8 @@ class RecordLog:
             ) from error
 
     def write(self, record: Any) -> None:
-        """Append one record; it is on its way to disk when this returns. Non-finite numbers become null. RunError when the file cannot take it."""
+        """Append one record; it is on its way to disk when this returns. Non-finite numbers become null. RunError
+        when the file cannot take it."""
         line = self._encoder.encode(record) + b"\n"
         try:
             written = self._file.write(line)
@@ -60,6 +61,12 @@ class RecordLog:
     def close(self) -> None:
         """May be called twice."""
         self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
 
 class LineReader(Generic[T]):

@@ -1,0 +1,170 @@
+"""The audit of training batches: whole groups, the taken batch and no other, within the bound on staleness."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from headrace.observe.audit_findings import Findings
+from headrace.observe.audit_trajectories import DROPPED, SKIPPED, SKIPPED_REASON, TRAINED, Trajectory, TrajectoryChecker
+from headrace.observe.audit_versions import VersionChecker
+from headrace.observe.events import BatchTaken, BatchTrained, PhaseStarted
+
+WHOLE_ANSWERS = frozenset({"stop", "length"})
+"""Finish reasons of answers that nobody cut off."""
+
+
+class BatchChecker:
+    """One batch at a time is taken, then trained. Staleness is recomputed from the spans that engines reported."""
+
+    def __init__(self, findings: Findings, versions: VersionChecker, trajectories: TrajectoryChecker) -> None:
+        self._check = findings.check
+        self._versions = versions
+        self._trajectories = trajectories
+        self.taken: BatchTaken | None = None
+        self.trained = 0
+        self.skipped = 0
+        self.optimizer_steps = 0
+        self.staleness: Counter[int] = Counter()
+        """Trained rows by staleness."""
+
+    # ------------------------------------------------------------ taken
+
+    def batch_taken(self, event: BatchTaken) -> None:
+        """At the trainer's version, of ready whole groups."""
+        phase, seq = self._trajectories.phase, event.seq
+        if phase is None:
+            self._check(False, "log", seq, "a batch taken before any phase")
+            return
+        self._check(self.taken is None, "batch", seq, "a batch taken while another is being trained")
+        self._check_version(event, phase)
+        self._check(
+            len(set(event.groups)) == len(event.groups) == phase.batch_groups,
+            "batch",
+            seq,
+            "a batch of {} groups ({} distinct), batch_groups is {}",
+            len(event.groups),
+            len(set(event.groups)),
+            phase.batch_groups,
+        )
+        ready = {row for group in event.groups for row in self._rows_of(group, seq)}
+        self._check(
+            len(event.rows) == len(ready) and set(event.rows) == ready,
+            "whole_groups",
+            seq,
+            "the batch's rows are not the stored rows of its groups: {} missing, {} too many",
+            len(ready - set(event.rows)),
+            len(event.rows) - len(ready & set(event.rows)),
+        )
+        self.taken = event
+
+    def _check_version(self, event: BatchTaken, phase: PhaseStarted) -> None:
+        published = self._versions.newest == event.version or not phase.rollout
+        self._check(
+            event.version == self._versions.current and published,
+            "versions",
+            event.seq,
+            "a batch taken at version {}; the trainer is at {}, published last was {}",
+            event.version,
+            self._versions.current,
+            self._versions.newest,
+        )
+
+    def _rows_of(self, group_id: int, seq: int) -> list[int]:
+        """Rows of a group that may be trained; none, and a finding, when it may not."""
+        group = self._trajectories.groups.get(group_id)
+        if group is None:
+            self._check(
+                False, "conservation", seq, "group {} taken, but it was trained, dropped or never dispatched", group_id
+            )
+            return []
+        rows: list[int] = []
+        for trajectory in group.members.values():
+            self._check(
+                bool(trajectory.rows),
+                "whole_groups",
+                seq,
+                "group {} taken without its trajectory {}, of which no row is stored",
+                group_id,
+                trajectory.id,
+            )
+            if group.phase.rollout:
+                self._check_answer(trajectory, seq)
+            rows += trajectory.rows
+        return rows
+
+    def _check_answer(self, trajectory: Trajectory, seq: int) -> None:
+        self._check(
+            trajectory.finished and trajectory.finish_reason in WHOLE_ANSWERS and trajectory.reward is not None,
+            "scored",
+            seq,
+            "trajectory {} taken with finish reason {!r} and reward {}",
+            trajectory.id,
+            trajectory.finish_reason if trajectory.finished else "unfinished",
+            trajectory.reward,
+        )
+
+    # ------------------------------------------------------------ trained
+
+    def batch_trained(self, event: BatchTrained) -> None:
+        """Exactly what was taken; applied, it makes the next version."""
+        taken = self.taken
+        same = taken is not None and (
+            event.version == taken.version
+            and sorted(event.groups) == sorted(taken.groups)
+            and sorted(event.rows) == sorted(taken.rows)
+        )
+        self._check(
+            same,
+            "batch",
+            event.seq,
+            "the batch trained at version {} is not the one taken{}",
+            event.version,
+            f" at version {taken.version}" if taken else ", none was",
+        )
+        self.taken = None
+        self._end_rows(event)
+        self.optimizer_steps += event.optimizer_steps
+        if event.applied:
+            self.trained += 1
+            self._versions.current = event.version + 1
+        else:
+            self.skipped += 1
+
+    def _end_rows(self, event: BatchTrained) -> None:
+        books = self._trajectories
+        ended: dict[int, Trajectory] = {}
+        for row in event.rows:
+            id = books.rows.get(row, -1)
+            trajectory = books.live.get(id)
+            fate = "never stored" if id < 0 else books.fates.get(id, "")
+            fresh = self._check(
+                trajectory is not None, "conservation", event.seq, "row {} trained, but it was {}", row, fate
+            )
+            if fresh and trajectory is not None:
+                ended[id] = trajectory
+                if event.applied:
+                    self._check_staleness(row, event, trajectory)
+            elif fate != DROPPED and event.applied:
+                books.trained += 1  # as the event claims; the law no longer adds up
+        if event.applied:
+            books.trained += len(ended)
+        else:
+            books.dropped[SKIPPED_REASON] += len(ended)
+        for trajectory in ended.values():
+            books.end(trajectory, TRAINED if event.applied else SKIPPED)
+
+    def _check_staleness(self, row: int, event: BatchTrained, trajectory: Trajectory) -> None:
+        staleness = event.version - trajectory.oldest
+        self.staleness[staleness] += 1
+        bound = trajectory.group.phase.max_staleness
+        self._check(
+            0 <= staleness <= bound,
+            "staleness",
+            event.seq,
+            "row {} of version {} trained at version {}: staleness {}, max_staleness {}",
+            row,
+            trajectory.oldest,
+            event.version,
+            staleness,
+            bound,
+        )

@@ -1,0 +1,71 @@
+"""What the audit checks, what it found, and how a checker says so."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, get_args
+
+Rule = Literal[
+    "log",
+    "one_version",
+    "conservation",
+    "scored",
+    "staleness",
+    "whole_groups",
+    "batch",
+    "versions",
+    "weights",
+    "window",
+    "evaluation",
+]
+
+RULES: Mapping[Rule, str] = MappingProxyType(
+    {
+        "log": "no gap, from run_started to run_finished",
+        "one_version": "tokens of a trajectory are all of its one version",
+        "conservation": "nothing is lost, trained twice, or trained unstored",
+        "scored": "trained means finished and scored; none is cut off",
+        "staleness": "trained rows are 0 to max_staleness versions old",
+        "whole_groups": "groups are trained and dropped with all members",
+        "batch": "batch_groups groups each; what is trained was taken",
+        "versions": "one more per applied batch, never otherwise",
+        "weights": "generated only with what was committed as published",
+        "window": "at most max_staleness + 1 versions are in flight",
+        "evaluation": "held-out answers are of the version asked for",
+    }
+)
+assert tuple(RULES) == get_args(Rule)
+
+KEPT = 1000
+"""Violations kept; beyond that they are only counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """One broken rule, and the event that shows it."""
+
+    rule: Rule
+    message: str
+    seq: int
+
+
+class Findings:
+    """Collects what checkers report."""
+
+    def __init__(self) -> None:
+        self.violations: list[Violation] = []
+        self.violated: Counter[Rule] = Counter()
+        self.checked: Counter[Rule] = Counter()
+
+    def check(self, holds: bool, rule: Rule, seq: int, message: str, *values: object) -> bool:
+        """Count one check of ``rule``; returns ``holds``. ``message`` is formatted with ``values`` only when broken:
+        a log has millions of checks."""
+        self.checked[rule] += 1
+        if not holds:
+            self.violated[rule] += 1
+            if len(self.violations) < KEPT:
+                self.violations.append(Violation(rule=rule, message=message.format(*values), seq=seq))
+        return holds

@@ -1,0 +1,83 @@
+"""An audit on one screen: verdict, books, staleness, rules, violations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from headrace.observe.audit import RULES, AuditResult
+
+SHOWN = 12
+"""Violations on the screen."""
+BAR = 32
+"""Characters of the longest bar."""
+
+
+def format_audit(result: AuditResult, *, title: str = "") -> str:
+    """Plain text, 80 columns but for messages; ``title`` says what was audited."""
+    summary = result.summary
+    lines = [f"audit {title or summary['job']}", "", result.verdict]
+    lines += [f"      {note}" for note in _notes(summary)]
+    lines += ["", *_books(summary), "", *_staleness(summary), "", *_rules(result)]
+    if not result.ok:
+        lines += ["", *_violations(result)]
+    return "\n".join(lines)
+
+
+def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What limits the verdict."""
+    if summary["status"] is None:
+        yield "the log has no run_finished: the run is still going, or was killed"
+    elif summary["status"] != "completed":
+        yield f"the run {summary['status']}: what it had in flight and buffered was left behind"
+    if summary["cut_short"]:
+        yield "the last line is incomplete and was left out"
+    if summary["late_reports"]:
+        yield f"{summary['late_reports']:,} reports came after their group had been dropped, and were ignored"
+
+
+def _books(summary: Mapping[str, Any]) -> Iterator[str]:
+    columns = ("dispatched", "trained", "buffered", "in flight", "dropped")
+    dropped = sum(summary["dropped"].values())
+    values = (summary["dispatched"], summary["trained"], summary["buffered"], summary["in_flight"], dropped)
+    signs = ("", "=", "+", "+", "+")
+    yield "trajectories " + "".join(f"{sign:>2} {name:>10}" for sign, name in zip(signs, columns, strict=True))
+    yield "             " + "".join(f"   {value:>10,}" for value in values)
+    if summary["dropped"]:
+        yield "  dropped: " + ", ".join(f"{count:,} {reason}" for reason, count in summary["dropped"].items())
+    if summary["failed_attempts"]:
+        failed = ", ".join(f"{count:,} {reason}" for reason, count in summary["failed_attempts"].items())
+        yield f"  failed attempts: {failed}"
+    skipped = f" ({summary['skipped_batches']:,} skipped)" if summary["skipped_batches"] else ""
+    yield (
+        f"batches {summary['batches']:,}{skipped} · optimiser steps {summary['optimizer_steps']:,} · "
+        f"versions published {summary['versions_published']:,} · evaluations {summary['evaluations']:,}"
+    )
+    if summary["self_check"] is not None:
+        yield f"self-check: trainer and instances differ by at most {summary['self_check']:.2e} in log-prob"
+
+
+def _staleness(summary: Mapping[str, Any]) -> Iterator[str]:
+    bounds = ", ".join(f"{phase} {bound}" for phase, bound in summary["max_staleness"].items())
+    yield f"staleness of trained rows (max_staleness: {bounds or 'no phase'})"
+    histogram: Mapping[int, int] = summary["staleness"]
+    total, longest = sum(histogram.values()), max(histogram.values(), default=1)
+    for staleness, count in histogram.items():
+        bar = "█" * max(1, round(BAR * count / longest))
+        yield f"{staleness:>5}  {bar:<{BAR}}  {count:>10,}  {count / total:6.1%}"
+
+
+def _rules(result: AuditResult) -> Iterator[str]:
+    yield f"{'rules':<72}checked"
+    for rule, sentence in RULES.items():
+        broken, checked = result.violated.get(rule, 0), result.checked.get(rule, 0)
+        mark = "FAIL" if broken else "ok" if checked else "-"
+        yield f"{mark:<4} {rule:<12} {sentence:<52}{checked:>10,}"
+
+
+def _violations(result: AuditResult) -> Iterator[str]:
+    count = sum(result.violated.values())
+    shown = result.violations[:SHOWN]
+    yield f"violations ({count:,}{f', the first {len(shown)}' if count > len(shown) else ''})"
+    for violation in shown:
+        yield f"  event {violation.seq:>8}  {violation.rule}: {violation.message}"

@@ -1,0 +1,146 @@
+"""The audit of policy versions: published, committed, pinned, retired. Knows nothing of trajectories."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from headrace.observe.audit_findings import Findings
+from headrace.observe.events import (
+    EvaluationFinished,
+    EvaluationStarted,
+    InstanceVersion,
+    NodeStopped,
+    PhaseStarted,
+    VersionPublished,
+    VersionRetired,
+)
+
+
+class VersionChecker:
+    """``current`` is the version the trainer must be working on, counted from the applied batches alone."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._check = findings.check
+        self.current = 0
+        self.newest = -1
+        """Published last; -1 before the first."""
+        self.open_evaluations: set[int] = set()
+        self.evaluations = 0
+        self._digests: dict[int, str] = {}
+        self._retired: set[int] = set()
+        self._committed: defaultdict[str, set[int]] = defaultdict(set)
+
+    @property
+    def published(self) -> int:
+        """How many versions were published."""
+        return len(self._digests)
+
+    def live(self, version: int) -> bool:
+        """Published and not retired."""
+        return version in self._digests and version not in self._retired
+
+    def serves(self, instance: str, version: int) -> bool:
+        """Whether the instance had committed the version by now."""
+        return version in self._committed[instance]
+
+    def phase_started(self, event: PhaseStarted) -> None:
+        """A phase goes on where the last one ended."""
+        self._check(
+            event.version == self.current,
+            "versions",
+            event.seq,
+            "phase {!r} starts at version {}, the trainer was at {}",
+            event.phase,
+            event.version,
+            self.current,
+        )
+
+    def version_published(self, event: VersionPublished) -> None:
+        """What is published is what the last applied batch made, once."""
+        new = self._check(
+            event.version > self.newest,
+            "versions",
+            event.seq,
+            "version {} published after version {}",
+            event.version,
+            self.newest,
+        )
+        if new:
+            self._check(
+                event.version == self.current,
+                "versions",
+                event.seq,
+                "version {} published, but the applied batches make version {}",
+                event.version,
+                self.current,
+            )
+        self.newest = max(self.newest, event.version)
+        self._digests.setdefault(event.version, event.digest)
+
+    def version_retired(self, event: VersionRetired) -> None:
+        """Retired once, and not under a running evaluation."""
+        self._check(
+            self.live(event.version),
+            "versions",
+            event.seq,
+            "version {} retired, but it was not live",
+            event.version,
+        )
+        self._check(
+            event.version not in self.open_evaluations,
+            "window",
+            event.seq,
+            "version {} retired while it was being evaluated",
+            event.version,
+        )
+        self._retired.add(event.version)
+
+    def instance_version(self, event: InstanceVersion) -> None:
+        """An instance holds exactly what was published."""
+        published = self._digests.get(event.version)
+        self._check(
+            event.digest == published,
+            "weights",
+            event.seq,
+            "{} committed version {} with digest {}, published was {}",
+            event.instance,
+            event.version,
+            event.digest,
+            published or "no such version",
+        )
+        self._committed[event.instance].add(event.version)
+
+    def node_stopped(self, event: NodeStopped) -> None:
+        """A process that is gone serves nothing; its successor has to commit again."""
+        self._committed.pop(event.node, None)
+
+    def evaluation_started(self, event: EvaluationStarted) -> None:
+        """One evaluation per version, of a live version."""
+        self._check(
+            self.live(event.version) and event.version not in self.open_evaluations,
+            "evaluation",
+            event.seq,
+            "evaluation of version {}, which is not live or already being evaluated",
+            event.version,
+        )
+        self.open_evaluations.add(event.version)
+
+    def evaluation_finished(self, event: EvaluationFinished) -> None:
+        """Its answers came from the version asked for."""
+        self.evaluations += 1
+        self._check(
+            event.version in self.open_evaluations,
+            "evaluation",
+            event.seq,
+            "evaluation of version {} finished without having started",
+            event.version,
+        )
+        self._check(
+            event.version_end == event.version,
+            "evaluation",
+            event.seq,
+            "evaluation of version {} has answers of version {}",
+            event.version,
+            event.version_end,
+        )
+        self.open_evaluations.discard(event.version)

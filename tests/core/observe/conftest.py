@@ -1,0 +1,401 @@
+"""A deterministic miniature of a run: two instances, a trainer and the gating of ``multi_version`` on a virtual clock,
+written as the controller would write it. Every test of this folder reads or forges what it leaves behind."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.observe.lines import RecordLog
+
+Event = dict[str, Any]
+START = 1_760_000_000.0
+WARM_UP = "warm-up"
+REINFORCE = "reinforce"
+
+
+class Simulation:
+    """Events and records of a run of ``warm_up`` supervised and ``steps`` reinforcement batches."""
+
+    def __init__(
+        self,
+        *,
+        steps: int = 12,
+        warm_up: int = 3,
+        batch_groups: int = 4,
+        group_size: int = 4,
+        max_staleness: int = 2,
+        slots: int = 24,
+        evaluate_every: int = 5,
+        seed: int = 0,
+    ) -> None:
+        self.events: list[Event] = []
+        self.metrics: list[dict[str, Any]] = []
+        self.evaluations: list[dict[str, Any]] = []
+        self._random = random.Random(seed)
+        self._now = START
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._steps, self._warm_up, self._batch_groups, self._group_size = steps, warm_up, batch_groups, group_size
+        self._k, self._evaluate_every = max_staleness, evaluate_every
+        self._free = {"rollout-0": slots, "rollout-1": slots}
+        self._served = {name: -1 for name in self._free}
+        self._version = self._group = self._step = 0
+        self._trained_at = START
+        self._live: set[int] = set()
+        self._evaluating: set[int] = set()
+        self._waiting: dict[int, tuple[int, list[int]]] = {}
+        """Group → (version, members) until stored."""
+        self._generating: Counter[int] = Counter()
+        self._ready: list[tuple[int, int]] = []
+        self._blocked = False
+        self._idle_since: float | None = None
+        self._rollout = False
+        self._done = False
+        self._tokens = 0
+        self._run()
+
+    # ------------------------------------------------------------ clock and log
+
+    def _emit(self, kind: str, **fields: Any) -> None:
+        self.events.append({"seq": len(self.events), "time": round(self._now, 6), "epoch": 0, "kind": kind, **fields})
+
+    def _at(self, delay: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (self._now + delay, len(self._queue) + len(self.events) * 1000, action))
+
+    def _run(self) -> None:
+        self._emit("run_started", job="sort-symbols", seed=0, instances=list(self._free))
+        for pid, (node, role) in enumerate([("trainer", "trainer"), *((i, "rollout") for i in self._free)], 100):
+            self._emit("node_started", node=node, role=role, pid=pid)
+        self._now += 2.0
+        self._publish(0)
+        for name in self._free:
+            self._emit("self_check", instance=name, version=0, max_abs_logprob_diff=3e-6)
+        if self._warm_up:
+            self._phase(WARM_UP, rollout=False)
+            for _ in range(self._warm_up):
+                self._demonstrate()
+        self._phase(REINFORCE, rollout=True)
+        self._evaluate()
+        self._idle_since = self._now
+        self._pump()
+        while self._queue and not self._done:
+            self._now, _, action = heapq.heappop(self._queue)
+            action()
+        self._finish()
+
+    def _phase(self, name: str, *, rollout: bool) -> None:
+        self._rollout, self._step, self._trained_at = rollout, 0, self._now
+        self._emit(
+            "phase_started",
+            phase=name,
+            algorithm="grpo" if rollout else "supervised",
+            policy="multi_version" if rollout else "synchronous",
+            max_staleness=self._k if rollout else 0,
+            batch_groups=self._batch_groups,
+            group_size=self._group_size,
+            rollout=rollout,
+            version=self._version,
+            steps=self._steps if rollout else self._warm_up,
+        )
+
+    # ------------------------------------------------------------ versions
+
+    def _digest(self, version: int) -> str:
+        return f"{version * 2654435761 % 2**64:016x}"
+
+    def _publish(self, version: int) -> None:
+        self._version = version
+        self._live.add(version)
+        self._emit("version_published", version=version, digest=self._digest(version), nbytes=1_742_000)
+        for name in self._served:
+            if self._rollout and version:
+                self._at(0.05 + 0.1 * self._random.random(), lambda n=name, v=version: self._commit(n, v))
+            else:
+                self._commit(name, version)
+        self._retire()
+
+    def _commit(self, name: str, version: int) -> None:
+        self._served[name] = version
+        self._emit("instance_version", instance=name, version=version, digest=self._digest(version))
+        self._pump()
+
+    def _retire(self) -> None:
+        for version in sorted(self._live - {self._version} - self._evaluating):
+            if not self._generating[version]:
+                self._live.discard(version)
+                self._emit("version_retired", version=version)
+
+    # ------------------------------------------------------------ demonstrations
+
+    def _demonstrate(self) -> None:
+        groups = [self._dispatch("", instance_of=lambda _: "") for _ in range(self._batch_groups)]
+        for group in groups:
+            version, members = self._waiting[group]
+            for member in members:
+                self._now += 0.001
+                self._answered(member, group, "", version, self._now - 0.001, spans=[], tokens=12)
+            self._store(group)
+        self._train(wait=0.05)
+
+    # ------------------------------------------------------------ rollout
+
+    def _pump(self) -> None:
+        """Admit groups, then see whether the trainer can go on."""
+        if not self._rollout or self._done:
+            return
+        while self._admissible():
+            free = dict(self._free)
+            places: list[str] = []
+            for _ in range(self._group_size):
+                name = max(free, key=lambda n: (self._served[n] == self._version, free[n]))
+                free[name] -= 1
+                places.append(name)
+            self._dispatch("rollout", instance_of=lambda i, p=places: p[i])
+        if self._idle_since is not None and not self._blocked and len(self._ready) >= self._batch_groups:
+            wait, self._idle_since = self._now - self._idle_since, None
+            self._train(wait=wait)
+
+    def _admissible(self) -> bool:
+        outstanding = len(self._waiting) + len(self._ready)
+        free = sum(slots for name, slots in self._free.items() if self._served[name] == self._version)
+        return outstanding < min(self._k, 2) * self._batch_groups and free >= self._group_size
+
+    def _dispatch(self, kind: str, *, instance_of: Callable[[int], str]) -> int:
+        group, version = self._group, self._version
+        self._group += 1
+        members = list(range(group * self._group_size, (group + 1) * self._group_size))
+        self._waiting[group] = (version, members)
+        self._generating[version] += 1
+        self._emit("group_dispatched", group=group, task=group, version=version, trajectories=members)
+        unfinished = set(members)
+        for index, member in enumerate(members):
+            name = instance_of(index)
+            self._emit("trajectory_started", trajectory=member, group=group, version=version, instance=name, attempt=0)
+            if kind:
+                self._generate(member, group, name, version, unfinished)
+        return group
+
+    def _generate(self, member: int, group: int, name: str, version: int, unfinished: set[int]) -> None:
+        tokens = min(36, max(3, round(self._random.lognormvariate(2.4 + 0.02 * version**0.5, 0.5))))
+        self._free[name] -= 1
+        started = self._now
+
+        def finished() -> None:
+            self._free[name] += 1
+            self._tokens += tokens
+            self._answered(member, group, name, version, started, spans=[[version, 0, tokens]], tokens=tokens)
+            unfinished.discard(member)
+            if not unfinished:
+                self._at(0.02, stored)
+            self._pump()
+
+        def stored() -> None:
+            self._store(group)
+            self._pump()
+
+        self._at(tokens * (0.02 + 0.004 * self._random.random()), finished)
+
+    def _answered(
+        self, member: int, group: int, name: str, version: int, started: float, *, spans: list[list[int]], tokens: int
+    ) -> None:
+        self._emit(
+            "trajectory_finished",
+            trajectory=member,
+            group=group,
+            instance=name,
+            spans=spans,
+            prompt_tokens=14,
+            response_tokens=tokens,
+            finish_reason="length" if tokens == 36 else "stop",
+            started=started,
+            finished=self._now,
+        )
+
+    def _store(self, group: int) -> None:
+        version, members = self._waiting.pop(group)
+        for member in members:
+            reward = 1.0 if not self._rollout or self._random.random() < self._skill(version) else 0.0
+            self._emit("trajectory_scored", trajectory=member, reward=reward)
+            self._emit("row_stored", row=member, trajectory=member, group=group, version=version, nbytes=640)
+        self._generating[version] -= 1
+        self._ready.append((version, group))
+        self._ready.sort()
+        self._unblock()
+        self._retire()
+
+    # ------------------------------------------------------------ trainer
+
+    def _skill(self, version: int) -> float:
+        return 0.05 + 0.9 / (1 + math.exp(-(version - 0.4 * (self._steps + self._warm_up)) / (0.12 * self._steps + 1)))
+
+    def _train(self, *, wait: float) -> None:
+        taken, self._ready = self._ready[: self._batch_groups], self._ready[self._batch_groups :]
+        groups = [group for _, group in taken]
+        rows = [group * self._group_size + i for group in groups for i in range(self._group_size)]
+        version, started = self._version, self._now
+        busy = 0.35 + 0.1 * self._random.random()
+        self._emit("batch_taken", version=version, groups=groups, rows=rows)
+
+        def trained() -> None:
+            self._emit(
+                "batch_trained",
+                version=version,
+                groups=groups,
+                rows=rows,
+                applied=True,
+                optimizer_steps=4,
+                started=started,
+                finished=self._now,
+                wait_seconds=wait,
+            )
+            self._record(version, [version - v for v, _ in taken], wait, busy)
+            self._step += 1
+            self._blocked = True
+            self._unblock()
+
+        if self._rollout:
+            self._at(busy, trained)
+            self._pump()
+        else:
+            self._now += busy
+            trained()
+
+    def _unblock(self) -> None:
+        """Publish as soon as nothing in flight would be too old."""
+        limit = self._version + 1 - (self._k if self._rollout else 1)
+        if not self._blocked or any(count and v <= limit for v, count in self._generating.items()):
+            return
+        self._blocked = False
+        self._publish(self._version + 1)
+        if self._rollout and self._version % self._evaluate_every == 0:
+            self._evaluate()
+        if self._rollout and self._step == self._steps:
+            self._done = True
+        self._idle_since = self._now
+        self._pump()
+
+    def _record(self, version: int, staleness: list[int], wait: float, busy: float) -> None:
+        skill, noise = self._skill(version), self._random.random
+        elapsed, self._trained_at = max(self._now - self._trained_at, 1e-3), self._now
+        record: dict[str, Any] = {
+            "time": self._now,
+            "phase": REINFORCE if self._rollout else WARM_UP,
+            "step": self._step,
+            "version": version,
+            "train/loss": 2.2 * 0.7**version + 0.02 * noise() if not self._rollout else 0.02 * (noise() - 0.5),
+            "train/gradient_norm": 0.4 + 0.3 * noise(),
+            "train/learning_rate": 1e-3,
+            "train/tokens_per_second": 9000 + 900 * noise(),
+            "rollout/tokens_per_second": self._tokens / elapsed,
+            "trainer/idle_share": wait / (wait + busy),
+            "response/length": 12 + 3 * skill,
+            "staleness/mean": sum(staleness) / len(staleness),
+            "staleness/max": max(staleness),
+        }
+        if self._rollout:
+            record |= {
+                "reward/mean": min(1.0, skill + 0.06 * (noise() - 0.5)),
+                "reward/std": math.sqrt(skill * (1 - skill)),
+                "groups/all_right_share": skill**2,
+                "groups/all_wrong_share": (1 - skill) ** 2,
+                "policy/entropy": 0.9 - 0.6 * skill + 0.03 * noise(),
+                "policy/clip_share_high": 0.02 * noise(),
+                "mismatch/abs_logprob_diff_mean": 0.002 + 0.006 * staleness[0] + 0.001 * noise(),
+                "mismatch/abs_logprob_diff_max": 0.05 + 0.2 * noise(),
+            }
+        self._tokens = 0
+        self.metrics.append(record)
+
+    # ------------------------------------------------------------ evaluation and end
+
+    def _evaluate(self) -> None:
+        version, started = self._version, self._now
+        self._evaluating.add(version)
+        self._emit("evaluation_started", version=version)
+
+        def finished() -> None:
+            self._evaluating.discard(version)
+            skill = self._skill(version)
+            for mode in ("greedy", "sampled"):
+                self.evaluations.append({"version": version, "mode": mode, "samples": self._samples(skill)})
+            self._emit(
+                "evaluation_finished",
+                version=version,
+                version_end=version,
+                greedy_accuracy=min(1.0, skill + 0.05),
+                sampled_accuracy=skill,
+                prompts=64,
+                failed={},
+                started=started,
+                finished=self._now,
+            )
+            self._retire()
+
+        self._at(0.4, finished)
+
+    def _samples(self, skill: float) -> list[dict[str, Any]]:
+        samples = []
+        for index in range(8):
+            digits = [self._random.choice("abcdefgh") for _ in range(5)]
+            right = index / 8 < skill
+            answer = "".join(sorted(digits) if right else digits)
+            samples.append({"prompt": f"sort {''.join(digits)} =", "answer": answer, "reward": float(right)})
+        return samples
+
+    def _finish(self) -> None:
+        while self._evaluating:
+            self._now, _, action = heapq.heappop(self._queue)
+            action()
+        open_groups = sorted([(g, m) for g, (_, m) in self._waiting.items()])
+        open_groups += [(g, list(range(g * self._group_size, (g + 1) * self._group_size))) for _, g in self._ready]
+        for group, members in open_groups:
+            self._emit("group_dropped", group=group, trajectories=members, reason="run_ended")
+        self._emit("run_finished", status="completed", reason="")
+
+    # ------------------------------------------------------------ a run directory
+
+    def write(self, directory: Path) -> Path:
+        """The files of a finished run."""
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, records in (
+            ("events", self.events),
+            ("metrics", self.metrics),
+            ("evaluation", self.evaluations),
+        ):
+            log = RecordLog(directory / f"{name}.jsonl")
+            for record in records:
+                log.write(record)
+            log.close()
+        job = {
+            "job": {"name": "sort-symbols", "seed": 0},
+            "rollout": {"use": "torch", "instances": 2, "max_new_tokens": 36, "temperature": 1.0},
+            "phase": [{"name": WARM_UP, "steps": self._warm_up}, {"name": REINFORCE, "steps": self._steps}],
+        }
+        (directory / "job.json").write_text(json.dumps(job, indent=2))
+        return directory
+
+
+@pytest.fixture(scope="session")
+def simulation() -> Simulation:
+    """A run of 15 batches; not to be changed."""
+    return Simulation()
+
+
+@pytest.fixture(scope="session")
+def simulate() -> type[Simulation]:
+    """For runs of another shape."""
+    return Simulation
+
+
+@pytest.fixture
+def run_dir(simulation: Simulation, tmp_path: Path) -> Path:
+    """The run's directory."""
+    return simulation.write(tmp_path / "run")

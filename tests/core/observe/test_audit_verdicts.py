@@ -1,0 +1,179 @@
+"""What the audit accepts, what it counts, and how it reads on a screen."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.errors import RunError
+from headrace.observe.audit import AuditResult, audit_run
+from headrace.observe.audit_text import format_audit
+from headrace.observe.lines import RecordLog
+
+Log = list[dict[str, Any]]
+
+
+def audited(events: Log, directory: Path) -> AuditResult:
+    log = RecordLog(directory / "events.jsonl")
+    for seq, event in enumerate(events):
+        log.write({**event, "seq": seq})
+    log.close()
+    return audit_run(directory)
+
+
+def index(events: Log, kind: str, **fields: Any) -> int:
+    """The last event of the kind with these fields."""
+    return max(
+        i for i, e in enumerate(events) if e["kind"] == kind and all(e[name] == value for name, value in fields.items())
+    )
+
+
+def test_the_books_add_up(simulation: Any, run_dir: Path) -> None:
+    summary = audit_run(run_dir).summary
+    dispatched = sum(len(e["trajectories"]) for e in simulation.events if e["kind"] == "group_dispatched")
+    assert summary["dispatched"] == dispatched
+    assert summary["trained"] == 15 * 16
+    assert summary["dropped"] == {"run_ended": dispatched - 15 * 16}
+    assert summary["buffered"] == summary["in_flight"] == 0
+    assert summary["batches"] == 15
+    assert summary["versions_published"] == 16
+    assert summary["optimizer_steps"] == 60
+
+
+def test_the_staleness_histogram_sums_to_the_trained_rows(simulation: Any, run_dir: Path) -> None:
+    ticket = {t: e["version"] for e in simulation.events if e["kind"] == "group_dispatched" for t in e["trajectories"]}
+    expected = Counter(
+        e["version"] - ticket[row] for e in simulation.events if e["kind"] == "batch_trained" for row in e["rows"]
+    )
+    assert audit_run(run_dir).summary["staleness"] == dict(expected)
+
+
+def test_a_synchronous_run_passes_with_staleness_zero_only(simulate: Any, tmp_path: Path) -> None:
+    events = simulate(steps=1, warm_up=4).events
+    result = audited([*events[: index(events, "phase_started")], events[-1]], tmp_path)
+    assert result.ok, result.violations
+    assert result.summary["staleness"] == {0: 64}
+
+
+def test_a_failed_try_may_be_repeated_under_the_same_version(simulation: Any, tmp_path: Path) -> None:
+    events = copy.deepcopy(simulation.events)
+    i = index(events, "trajectory_started")
+    started = events[i]
+    failed = {**events[-2], "kind": "trajectory_failed", "trajectory": started["trajectory"], "reason": "node_lost"}
+    del failed["trajectories"]
+    failed |= {"group": started["group"], "attempt": 0}
+    result = audited([*events[: i + 1], failed, {**started, "attempt": 1}, *events[i + 1 :]], tmp_path)
+    assert result.ok, result.violations
+    assert result.summary["failed_attempts"] == {"node_lost": 1}
+
+
+def test_an_answer_may_be_made_again_until_it_is_stored(simulation: Any, tmp_path: Path) -> None:
+    events = copy.deepcopy(simulation.events)
+    i = index(events, "trajectory_finished")
+    trajectory = events[i]["trajectory"]
+    started = events[index(events, "trajectory_started", trajectory=trajectory)]
+    again = [{**started, "attempt": 1}, events[i]]
+    assert audited([*events[: i + 1], *again, *events[i + 1 :]], tmp_path).ok
+
+
+def test_late_reports_of_a_dropped_group_are_counted_and_no_fault(simulation: Any, tmp_path: Path) -> None:
+    events = copy.deepcopy(simulation.events)
+    i = index(events, "row_stored")
+    stored = events[i]
+    group = events[index(events, "group_dispatched", group=stored["group"])]
+    kept = [
+        e
+        for e in events
+        if not (e["kind"] == "row_stored" and e["group"] == stored["group"])
+        and not (e["kind"] == "group_dropped" and e["group"] == stored["group"])
+    ]
+    scored = index(kept, "trajectory_scored", trajectory=stored["trajectory"])
+    drop = {**events[-2], "group": stored["group"], "trajectories": group["trajectories"], "reason": "failed"}
+    result = audited([*kept[:scored], drop, *kept[scored:]], tmp_path)
+    assert result.ok, result.violations
+    assert result.summary["late_reports"] == 1
+    assert "1 reports came after their group had been dropped" in format_audit(result)
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["silently", "with_a_reason"])
+def test_a_skipped_batch_uses_its_rows_up_and_keeps_the_version(named: bool, simulation: Any, tmp_path: Path) -> None:
+    events = copy.deepcopy(simulation.events)
+    i = index(events, "batch_trained")
+    events[i] |= {"applied": False, "optimizer_steps": 0}
+    last = events[i]["version"] + 1
+    after = [e for e in events[i + 1 :] if e.get("version") != last]
+    groups = events[i]["groups"] if named else []
+    drops = [
+        {**events[-2], "group": g, "trajectories": list(range(4 * g, 4 * g + 4)), "reason": "not_finite"}
+        for g in groups
+    ]
+    result = audited([*events[: i + 1], *drops, *after], tmp_path)
+    assert result.ok, result.violations
+    assert result.summary["skipped_batches"] == 1
+    assert result.summary["dropped"]["not_finite" if named else "step_skipped"] == 16
+
+
+def test_a_stopped_run_may_leave_work_behind_and_says_so(simulation: Any, tmp_path: Path) -> None:
+    events = [e for e in simulation.events if e["kind"] != "group_dropped"]
+    result = audited([*events[:-1], {**events[-1], "status": "stopped", "reason": "interrupted"}], tmp_path)
+    assert result.ok, result.violations
+    assert result.summary["buffered"] + result.summary["in_flight"] == 32
+    assert "the run stopped: what it had in flight and buffered was left behind" in format_audit(result)
+
+
+def test_a_killed_run_with_half_a_last_line_is_audited_up_to_there(run_dir: Path) -> None:
+    log = run_dir / "events.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join(lines[:900]) + lines[900][:20])
+    result = audit_run(run_dir)
+    assert result.ok, result.violations
+    assert result.summary["events"] == 900
+    assert result.summary["cut_short"]
+    text = format_audit(result)
+    assert "the last line is incomplete" in text
+    assert "still going, or was killed" in text
+
+
+def test_a_log_can_be_named_by_file_or_directory(run_dir: Path) -> None:
+    assert audit_run(run_dir) == audit_run(run_dir / "events.jsonl")
+
+
+def test_a_directory_without_a_log_is_refused_with_a_fix(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no event log at") as caught:
+        audit_run(tmp_path)
+    assert "directory of a run" in caught.value.fix
+
+
+def test_an_empty_log_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").touch()
+    with pytest.raises(RunError, match="holds no event"):
+        audit_run(tmp_path)
+
+
+def test_the_text_fits_a_screen_and_tells_the_verdict_first(run_dir: Path) -> None:
+    lines = format_audit(audit_run(run_dir), title="runs/sort-symbols-1").splitlines()
+    assert lines[0] == "audit runs/sort-symbols-1"
+    assert lines[2].startswith("PASS: 11 rules over 1,274 events, 240 trajectories trained")
+    assert len(lines) <= 32
+    assert max(len(line) for line in lines) <= 80
+
+
+def test_the_text_names_the_event_of_each_violation(simulation: Any, tmp_path: Path) -> None:
+    events = copy.deepcopy(simulation.events)
+    wrong = index(events, "instance_version")
+    events[wrong]["digest"] = "beef"
+    text = format_audit(audited(events, tmp_path))
+    assert "FAIL: 1 violation of 1 rules in" in text
+    assert f"event {wrong:>8}  weights: " in text
+    assert "with digest beef, published was" in text
+
+
+def test_violations_beyond_the_first_thousand_are_only_counted(simulation: Any, tmp_path: Path) -> None:
+    events = [{**e, "epoch": 1} for e in simulation.events]
+    result = audited(events, tmp_path)
+    assert len(result.violations) == 1000
+    assert result.violated["log"] == len(events)

@@ -1,0 +1,173 @@
+"""The event log: what is written is what is read, and nothing else can be written."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from headrace.errors import RunError
+from headrace.observe.events import FIELDS, EventLog, RunStarted, VersionRetired, read_events
+from headrace.observe.lines import RecordLog
+from headrace.observe.records import read_evaluations, read_metrics
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EventLog]:
+    with EventLog(tmp_path / "events.jsonl") as log:
+        yield log
+
+
+def test_events_are_numbered_and_read_back_typed(tmp_path: Path) -> None:
+    with EventLog(tmp_path / "events.jsonl", epoch=2) as log:
+        first = log.emit("run_started", job="toy", seed=7, instances=["rollout-0"])
+        log.emit("version_retired", version=3)
+    one, two = read_events(tmp_path)
+    assert isinstance(one, RunStarted)
+    assert (one.seq, one.epoch, one.job, one.instances) == (0, 2, "toy", ["rollout-0"])
+    assert one.time == first["time"]
+    assert isinstance(two, VersionRetired)
+    assert (two.seq, two.version) == (1, 3)
+
+
+def test_emit_returns_the_line_that_it_wrote(log: EventLog, tmp_path: Path) -> None:
+    event = log.emit("trajectory_scored", trajectory=1, reward=0.5)
+    assert msgspec.json.decode((tmp_path / "events.jsonl").read_bytes()) == event
+
+
+def test_an_event_is_on_disk_when_emit_returns(log: EventLog, tmp_path: Path) -> None:
+    for version in range(3):
+        log.emit("version_retired", version=version)
+        assert [e.version for e in read_events(tmp_path) if isinstance(e, VersionRetired)] == list(range(version + 1))
+
+
+def test_an_unknown_kind_is_refused(log: EventLog) -> None:
+    with pytest.raises(ValueError, match="no event kind 'run_began'; kinds: batch_taken"):
+        log.emit("run_began")
+
+
+def test_missing_and_unknown_fields_are_refused_and_nothing_is_written(log: EventLog, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"missing fields \['version'\], unknown fields \['versoin'\]"):
+        log.emit("version_retired", versoin=3)
+    assert list(read_events(tmp_path)) == []
+
+
+def test_numpy_numbers_are_numbers(log: EventLog, tmp_path: Path) -> None:
+    log.emit("version_retired", version=np.int64(3))
+    log.emit("trajectory_scored", trajectory=np.int32(1), reward=np.float32(0.5))
+    assert [msgspec.structs.asdict(e).get("version", 1) for e in read_events(tmp_path)] == [3, 1]
+
+
+def test_a_reward_that_is_no_number_is_written_as_null(log: EventLog, tmp_path: Path) -> None:
+    log.emit("trajectory_scored", trajectory=1, reward=math.nan)
+    (event,) = read_events(tmp_path)
+    assert event == msgspec.convert(
+        {"seq": 0, "time": event.time, "epoch": 0, "kind": "trajectory_scored", "trajectory": 1, "reward": None},
+        type(event),
+    )
+
+
+def test_a_log_is_never_overwritten(tmp_path: Path) -> None:
+    EventLog(tmp_path / "events.jsonl").close()
+    with pytest.raises(RunError, match="written by one run only"):
+        EventLog(tmp_path / "events.jsonl")
+
+
+def test_a_log_in_an_absent_directory_is_refused_with_a_fix(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="cannot create") as caught:
+        EventLog(tmp_path / "absent" / "events.jsonl")
+    assert "writable" in caught.value.fix
+
+
+def test_a_full_disk_stops_the_writer_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Every write to this device fails as on a full disk; it exists already, which a log refuses elsewhere.
+    monkeypatch.setattr("builtins.open", lambda path, mode, **options: io.FileIO("/dev/full", "wb"))
+    log = RecordLog("events.jsonl")
+    monkeypatch.undo()
+    with pytest.raises(RunError, match="cannot write /dev/full: No space left on device") as caught:
+        log.write({"a": 1})
+    assert "free disk space" in caught.value.fix
+    log.close()
+    with pytest.raises(ValueError, match="closed"):
+        log.write({"a": 1})
+
+
+def test_an_incomplete_last_line_is_left_out_and_reported(log: EventLog, tmp_path: Path) -> None:
+    for version in range(3):
+        log.emit("version_retired", version=version)
+    content = (tmp_path / "events.jsonl").read_bytes()
+    (tmp_path / "events.jsonl").write_bytes(content[:-9])
+    reader = read_events(tmp_path)
+    assert len(list(reader)) == 2
+    assert reader.cut_short
+    (tmp_path / "events.jsonl").write_bytes(content)
+    assert len(list(reader)) == 3
+    assert not reader.cut_short
+
+
+def test_a_damaged_line_inside_makes_the_log_unusable(log: EventLog, tmp_path: Path) -> None:
+    for version in range(3):
+        log.emit("version_retired", version=version)
+    lines = (tmp_path / "events.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "events.jsonl").write_bytes(lines[0] + lines[1][:9] + b"\n" + lines[2])
+    with pytest.raises(RunError, match="line 2 does not read as a record") as caught:
+        list(read_events(tmp_path))
+    assert caught.value.origin.endswith("events.jsonl:2")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"seq":0,"time":1.0,"epoch":0,"kind":"run_began"}',
+        b'{"seq":0,"time":1.0,"epoch":0,"kind":"version_retired"}',
+        b'{"seq":0,"time":1.0,"epoch":0,"kind":"version_retired","version":"three"}',
+    ],
+    ids=["unknown kind", "missing field", "wrong type"],
+)
+def test_the_reader_checks_kinds_fields_and_types(line: bytes, tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_bytes(line + b"\n")
+    with pytest.raises(RunError, match="line 1 does not read"):
+        list(read_events(tmp_path))
+
+
+def test_a_reader_tolerates_fields_added_by_a_later_version(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_bytes(
+        b'{"seq":0,"time":1.0,"epoch":0,"kind":"version_retired","version":3,"why":"new"}\n'
+    )
+    assert len(list(read_events(tmp_path))) == 1
+
+
+def test_an_absent_log_is_refused_with_a_fix(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="cannot read") as caught:
+        list(read_events(tmp_path / "events.jsonl"))
+    assert "run directory" in caught.value.fix
+
+
+def test_every_kind_has_the_common_keys_besides_its_own() -> None:
+    assert len(FIELDS) == 21
+    assert not any(fields & {"seq", "time", "epoch", "kind"} for fields in FIELDS.values())
+
+
+def test_metrics_are_read_with_their_step_and_non_finite_numbers_as_nan(tmp_path: Path) -> None:
+    log = RecordLog(tmp_path / "metrics.jsonl")
+    log.write({"time": 1.5, "phase": "p", "version": 4, "step": 0, "reward/mean": 0.5, "train/loss": math.inf})
+    log.close()
+    (record,) = read_metrics(tmp_path)
+    assert (record.time, record.phase, record.version, record.step) == (1.5, "p", 4, 0)
+    assert record.values["reward/mean"] == 0.5
+    assert math.isnan(record.values["train/loss"])
+
+
+def test_evaluations_are_read_with_their_samples(tmp_path: Path) -> None:
+    log = RecordLog(tmp_path / "evaluation.jsonl")
+    log.write({"version": 4, "mode": "greedy", "samples": [{"prompt": "1+1", "answer": "2", "reward": math.nan}]})
+    log.close()
+    (record,) = read_evaluations(tmp_path)
+    assert (record.version, record.mode) == (4, "greedy")
+    assert record.samples[0].answer == "2"
+    assert record.samples[0].reward is None
