@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
 
 from headrace.contract import FlowView, StalenessPolicy
 from headrace.errors import StalenessError
@@ -68,7 +67,7 @@ class MultiVersion(StalenessPolicy):
                 f"max(max_staleness, 1) · groups = {most} · {batch_groups} = {most * batch_groups}: once a batch is "
                 f"taken, only {self.max_staleness} more may hold the newest groups, so the rest would have to wait or "
                 f"be trained too late",
-                fix=f"set outstanding_batches to at most {most}, or max_staleness to at least {ceil(outstanding)}",
+                fix=f"set outstanding_batches to at most {most}, or raise max_staleness",
             )
 
     def admit(self, view: FlowView) -> int:

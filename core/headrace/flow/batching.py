@@ -50,7 +50,7 @@ def micro_batches(lengths: Array, *, token_budget: int, rows: Array | None = Non
     cuts: list[int] = []
     held = 0
     for place, length in enumerate(lengths[order].tolist()):
-        if held and held + length > token_budget:
+        if place and held + length > token_budget:
             cuts.append(place)
             held = 0
         held += length

@@ -1,0 +1,388 @@
+"""Where trajectories go, which versions instances load, and what happens when instances come and go."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from headrace.errors import StalenessError
+from headrace.flow import Flow, Switch, Ticket
+from headrace_staleness.multi_version import MultiVersion
+from headrace_staleness.synchronous import Synchronous
+
+
+def free_running(*, batch_groups: int = 4, group_size: int = 2, max_staleness: int = 2) -> Flow:
+    policy = MultiVersion(MultiVersion.Settings(max_staleness=max_staleness))
+    return Flow(policy=policy, batch_groups=batch_groups, group_size=group_size)
+
+
+def lockstep(*, batch_groups: int = 4, group_size: int = 2) -> Flow:
+    policy = Synchronous(Synchronous.Settings())
+    return Flow(policy=policy, batch_groups=batch_groups, group_size=group_size)
+
+
+def ticket(flow: Flow) -> Ticket:
+    found = flow.next_ticket()
+    assert found is not None
+    return found
+
+
+def store(flow: Flow, group: int, *, version: int) -> None:
+    for trajectory in range(group * flow.group_size, (group + 1) * flow.group_size):
+        assert flow.stored(trajectory, version=version, tokens=1, nbytes=1)
+
+
+def advance(flow: Flow, groups: tuple[int, ...], *, version: int) -> None:
+    """Train a batch of these groups and publish the next version."""
+    for group in groups:
+        store(flow, group, version=version)
+    lease = flow.take_batch(now=0.0, ttl=1.0)
+    assert lease is not None
+    flow.trained(lease.lease)
+    flow.published(lease.version + 1)
+
+
+def carry_out(flow: Flow) -> None:
+    for switch in flow.switches():
+        for version in switch.retire:
+            flow.retired_on(switch.instance, version)
+        if switch.load is not None:
+            flow.committed(switch.instance, switch.load)
+
+
+# ---------------------------------------------------------------- free-running
+
+
+def test_each_member_goes_to_the_least_loaded_instance_by_load_per_slot_then_by_name() -> None:
+    flow = free_running(group_size=3)
+    flow.join("b", slots=2, live_versions=2, versions=(0,))
+    flow.join("a", slots=4, live_versions=2, versions=(0,))
+    assert ticket(flow).instances == ("a", "b", "a")  # 0, 0 → ¼, 0 → ¼, ½
+    assert ticket(flow).instances == ("a", "b", "a")  # ½, ½ → ¾, ½ → ¾, 1
+
+
+def test_an_instance_is_given_no_more_than_its_slots_and_the_lookahead() -> None:
+    flow = free_running(group_size=1, batch_groups=32)
+    flow.join("a", slots=8, live_versions=2, versions=(0,))
+    given = 0
+    while flow.next_ticket() is not None:
+        given += 1
+    assert given == 10
+
+
+def test_only_instances_that_host_the_newest_version_get_new_groups() -> None:
+    flow = free_running()
+    assert flow.next_ticket() is None
+    flow.join("a", slots=8, live_versions=2, versions=())
+    assert flow.next_ticket() is None
+    flow.committed("a", 0)
+    assert ticket(flow).instances == ("a", "a")
+
+
+def test_a_place_is_free_when_the_tokens_are_done_and_before_the_trajectory_is_scored() -> None:
+    flow = free_running(group_size=1, batch_groups=8)
+    flow.join("a", slots=1, live_versions=1, versions=(0,))
+    first, _ = ticket(flow), ticket(flow)
+    assert flow.next_ticket() is None
+    assert flow.instance_of(first.trajectories[0]) == "a"
+    flow.generated(first.trajectories[0])
+    assert flow.instance_of(first.trajectories[0]) == ""
+    assert flow.next_ticket() is not None
+
+
+def test_a_trajectory_whose_instance_left_is_placed_again_under_its_version() -> None:
+    flow = free_running(group_size=2)
+    for name in ("a", "b"):
+        flow.join(name, slots=4, live_versions=3, versions=(0,))
+    ticket(flow)
+    assert flow.leave("a") == (0,)
+    assert flow.unplaced() == (0,)
+    assert flow.place_again(0) == "b"
+    assert flow.unplaced() == ()
+
+
+def test_without_room_a_trajectory_stays_unplaced() -> None:
+    flow = free_running(group_size=2)
+    for name in ("a", "b"):
+        flow.join(name, slots=1, live_versions=1, versions=(0,))
+    ticket(flow), ticket(flow)
+    displaced = flow.leave("a")
+    assert displaced == (0, 2)
+    assert flow.place_again(0) is None
+    assert flow.unplaced() == (0, 2)
+    flow.generated(1), flow.generated(3)
+    assert [flow.place_again(t) for t in flow.unplaced()] == ["b", "b"]
+
+
+def test_an_instance_must_leave_before_it_joins_again() -> None:
+    flow = free_running()
+    flow.join("a", slots=1, live_versions=1, versions=(0,))
+    with pytest.raises(ValueError, match="must leave before it joins again"):
+        flow.join("a", slots=1, live_versions=1, versions=(0,))
+    flow.leave("a")
+    flow.join("a", slots=1, live_versions=1, versions=())
+    with pytest.raises(ValueError, match="no instance 'b'; instances: a"):
+        flow.leave("b")
+
+
+def test_an_instance_cannot_serve_a_version_that_was_never_published() -> None:
+    flow = free_running()
+    with pytest.raises(StalenessError, match="staleness would be negative"):
+        flow.join("a", slots=1, live_versions=1, versions=(1,))
+    flow.join("a", slots=1, live_versions=1, versions=())
+    with pytest.raises(StalenessError, match="instance 'a' reports version 3"):
+        flow.committed("a", 3)
+
+
+def test_an_instance_cannot_host_more_versions_than_it_said() -> None:
+    flow = Flow(policy=MultiVersion(MultiVersion.Settings(max_staleness=2)), batch_groups=1, group_size=1, version=5)
+    with pytest.raises(ValueError, match="cannot host"):
+        flow.join("a", slots=1, live_versions=1, versions=(3, 4))
+    flow.join("a", slots=1, live_versions=2, versions=(3, 4))
+    with pytest.raises(ValueError, match=r"beside \[3, 4\]"):
+        flow.committed("a", 5)
+
+
+# ---------------------------------------------------------------- which versions instances load
+
+
+def test_an_instance_with_room_loads_the_newest_version_at_once() -> None:
+    flow = free_running(batch_groups=1)
+    flow.join("a", slots=4, live_versions=2, versions=(0,))
+    flow.join("b", slots=4, live_versions=2, versions=())
+    assert flow.switches() == (Switch(instance="b", load=0, retire=()),)
+    flow.committed("b", 0)
+    assert flow.switches() == ()
+    ticket(flow), ticket(flow)
+    advance(flow, (0,), version=0)
+    assert flow.switches() == (
+        Switch(instance="a", load=1, retire=()),
+        Switch(instance="b", load=1, retire=()),
+    )
+
+
+def test_a_version_nobody_needs_is_retired_and_a_full_instance_gives_up_an_idle_one() -> None:
+    flow = free_running(batch_groups=1, group_size=2)
+    for name in ("a", "b"):
+        flow.join(name, slots=4, live_versions=1, versions=(0,))
+    ticket(flow), ticket(flow)
+    advance(flow, (0,), version=0)
+    assert flow.switches() == (), "both still work on version 0"
+    flow.generated(2)
+    assert flow.switches() == (Switch(instance="a", load=1, retire=(0,)),)
+    flow.generated(3)
+    assert [switch.instance for switch in flow.switches()] == ["a", "b"], "all idle ones switch"
+    carry_out(flow)
+    assert (flow.hosting(0), flow.hosting(1)) == ((), ("a", "b"))
+
+
+def test_a_switch_is_repeated_until_it_was_carried_out() -> None:
+    flow = free_running(batch_groups=1)
+    flow.join("a", slots=4, live_versions=1, versions=(0,))
+    ticket(flow)
+    advance(flow, (0,), version=0)
+    wanted = (Switch(instance="a", load=1, retire=(0,)),)
+    assert flow.switches() == flow.switches() == wanted
+    flow.retired_on("a", 0)
+    assert flow.switches() == (Switch(instance="a", load=1, retire=()),)
+    flow.committed("a", 1)
+    assert flow.switches() == ()
+
+
+def test_committing_a_version_replaces_the_only_one_of_a_single_version_instance() -> None:
+    flow = free_running(batch_groups=1)
+    flow.join("a", slots=4, live_versions=1, versions=(0,))
+    ticket(flow)
+    advance(flow, (0,), version=0)
+    assert flow.committed("a", 1) == ()
+    assert (flow.hosting(0), flow.hosting(1)) == ((), ("a",))
+    assert flow.retired_on("a", 0) == (), "saying so afterwards changes nothing"
+
+
+def test_trajectories_that_lose_their_version_are_named_and_their_version_comes_back() -> None:
+    flow = free_running(batch_groups=1, group_size=1)
+    flow.join("a", slots=4, live_versions=1, versions=(0,))
+    ticket(flow), ticket(flow)
+    advance(flow, (0,), version=0)
+    assert flow.committed("a", 1) == (1,), "it switched under an unfinished trajectory"
+    assert flow.place_again(1) is None
+    assert flow.switches() == (Switch(instance="a", load=0, retire=(1,)),)
+    carry_out(flow)
+    assert flow.switches() == (), "version 0 stays until the trajectory is placed and done"
+    assert flow.place_again(1) == "a"
+    assert flow.switches() == ()
+    flow.generated(1)
+    assert flow.switches() == (Switch(instance="a", load=1, retire=(0,)),)
+
+
+def test_a_busy_fleet_drains_one_instance_to_bring_a_missing_version_back() -> None:
+    flow = free_running(batch_groups=1, group_size=1, max_staleness=3)
+    for name in ("a", "b"):
+        flow.join(name, slots=4, live_versions=1, versions=(0,))
+    ticket(flow), ticket(flow)
+    advance(flow, (0,), version=0)
+    carry_out(flow)
+    assert (flow.hosting(0), flow.hosting(1)) == (("b",), ("a",))
+    assert ticket(flow).instances == ("a",)
+    flow.join("c", slots=4, live_versions=1, versions=(1,))
+    assert flow.leave("b") == (1,)
+    assert flow.switches() == (Switch(instance="c", load=0, retire=(1,)),), "the idle one goes back"
+    flow.leave("c")
+    assert flow.switches() == (), "the only one left is busy"
+    store(flow, 2, version=1)
+    assert flow.take_batch(now=0.0, ttl=1.0) is not None
+    assert flow.next_ticket() is None, "and gets nothing new until it has switched"
+    carry_out(flow)
+    assert flow.place_again(1) == "a"
+    assert flow.next_ticket() is None
+    flow.generated(1)
+    carry_out(flow)
+    assert ticket(flow).instances == ("a",)
+
+
+def test_a_missing_version_goes_where_there_is_room_before_anything_is_given_up() -> None:
+    flow = free_running(batch_groups=1, group_size=1)
+    flow.join("a", slots=4, live_versions=2, versions=(0,))
+    ticket(flow), ticket(flow)
+    advance(flow, (0,), version=0)
+    flow.join("b", slots=4, live_versions=1, versions=(1,))
+    flow.join("c", slots=4, live_versions=2, versions=(1,))
+    flow.leave("a")
+    assert flow.switches() == (Switch(instance="c", load=0, retire=()),)
+
+
+def test_a_pinned_version_stays_everywhere_and_comes_back_when_lost() -> None:
+    flow = free_running(batch_groups=1, group_size=1)
+    for name in ("a", "b"):
+        flow.join(name, slots=4, live_versions=1, versions=(0,))
+    flow.pin(0)
+    ticket(flow)
+    advance(flow, (0,), version=0)
+    assert flow.switches() == ()
+    assert flow.retirable() == ()
+    flow.leave("a")
+    flow.leave("b")
+    flow.join("c", slots=4, live_versions=2, versions=(1,))
+    assert flow.switches() == (Switch(instance="c", load=0, retire=()),)
+    flow.unpin(0)
+    assert flow.switches() == ()
+    assert flow.retirable() == (0,)
+
+
+def test_a_trajectory_that_is_generated_anew_finds_its_version_again() -> None:
+    flow = free_running(batch_groups=1, group_size=1)
+    flow.join("a", slots=4, live_versions=1, versions=(0,))
+    ticket(flow), ticket(flow)
+    advance(flow, (0,), version=0)
+    flow.generated(1)
+    carry_out(flow)
+    assert flow.hosting(0) == ()
+    assert flow.place_again(1) is None, "its scoring failed, and nobody hosts version 0 any more"
+    carry_out(flow)
+    assert flow.place_again(1) == "a"
+
+
+# ---------------------------------------------------------------- lockstep
+
+
+def test_lockstep_deals_by_id_over_the_instances_by_name() -> None:
+    flow = lockstep(batch_groups=3, group_size=3)
+    for name in ("b", "a"):
+        flow.join(name, slots=1, live_versions=1, versions=(0,))
+    tickets = [ticket(flow) for _ in range(3)]
+    assert flow.next_ticket() is None
+    placed = {t: name for found in tickets for t, name in zip(found.trajectories, found.instances, strict=True)}
+    assert placed == {t: "ab"[t % 2] for t in range(9)}
+    assert all(found.cohort == 0 for found in tickets)
+    assert all(found.cohort_sizes == {"a": 5, "b": 4} for found in tickets)
+
+
+def test_a_cohort_begins_when_every_instance_hosts_the_version() -> None:
+    flow = lockstep(batch_groups=1)
+    flow.join("a", slots=1, live_versions=1, versions=(0,))
+    flow.join("b", slots=1, live_versions=1, versions=())
+    assert flow.next_ticket() is None
+    flow.committed("b", 0)
+    assert ticket(flow).instances == ("a", "b")
+    advance(flow, (0,), version=0)
+    assert flow.next_ticket() is None
+    carry_out(flow)
+    assert ticket(flow).cohort == 1
+
+
+def test_inside_a_cohort_the_remaining_instances_get_exactly_their_share() -> None:
+    flow = lockstep(batch_groups=4, group_size=3)
+    for name in ("a", "b", "c"):
+        flow.join(name, slots=1, live_versions=1, versions=(0,))
+    first = ticket(flow)
+    assert flow.leave("b") == (1,)
+    flow.join("b", slots=1, live_versions=1, versions=(0,))
+    flow.join("d", slots=1, live_versions=1, versions=(0,))
+    rest = [ticket(flow) for _ in range(3)]
+    assert all(found.cohort == 0 and found.cohort_sizes == first.cohort_sizes for found in rest)
+    assert all(found.instances == ("a", "", "c") for found in rest), "the new b is not the one of the cohort"
+    assert flow.unplaced() == (1, 4, 7, 10)
+    assert [flow.place_again(t) for t in flow.unplaced()] == ["b", "a", "d", "c"], "by id over a b c d"
+
+
+def test_the_share_of_a_lost_instance_waits_for_another_one() -> None:
+    flow = lockstep(batch_groups=2, group_size=1)
+    flow.join("a", slots=1, live_versions=1, versions=(0,))
+    ticket(flow)
+    flow.leave("a")
+    assert flow.next_ticket() is None
+    flow.join("b", slots=1, live_versions=1, versions=())
+    assert flow.place_again(0) is None
+    carry_out(flow)
+    assert flow.place_again(0) == "b"
+    assert ticket(flow).instances == ("",)
+    assert flow.place_again(1) == "b"
+
+
+def test_a_replacement_of_a_dropped_group_is_outside_the_cohort() -> None:
+    flow = lockstep(batch_groups=2, group_size=2)
+    flow.join("a", slots=1, live_versions=1, versions=(0,))
+    ticket(flow)
+    flow.drop_group(0, "failed")
+    second, third = ticket(flow), ticket(flow)
+    assert (second.group, second.cohort, dict(second.cohort_sizes)) == (1, 0, {"a": 4})
+    assert (third.group, third.cohort, dict(third.cohort_sizes)) == (2, None, {})
+    assert third.instances == ("a", "a")
+
+
+def test_a_skipped_batch_is_followed_by_a_cohort_of_the_same_version() -> None:
+    flow = lockstep(batch_groups=1, group_size=2)
+    flow.join("a", slots=1, live_versions=1, versions=(0,))
+    ticket(flow)
+    store(flow, 0, version=0)
+    lease = flow.take_batch(now=0.0, ttl=1.0)
+    assert lease is not None
+    flow.trained(lease.lease, applied=False)
+    assert not flow.may_publish()
+    again = ticket(flow)
+    assert (again.group, again.version, again.cohort) == (1, 0, 0)
+
+
+def test_without_rollout_nothing_is_placed() -> None:
+    flow = Flow(policy=Synchronous(Synchronous.Settings()), batch_groups=2, group_size=2, rollout=False, version=3)
+    found = ticket(flow)
+    assert (found.instances, found.cohort, dict(found.cohort_sizes)) == (("", ""), None, {})
+    assert flow.unplaced() == ()
+    ticket(flow)
+    assert flow.next_ticket() is None
+    for group in (0, 1):
+        store(flow, group, version=3)
+    assert flow.take_batch(now=0.0, ttl=1.0) is not None
+    with pytest.raises(ValueError, match="never placed"):
+        flow.place_again(0)
+
+
+def test_ids_follow_the_first_group() -> None:
+    policy = MultiVersion(MultiVersion.Settings(max_staleness=1))
+    flow = Flow(policy=policy, batch_groups=3, group_size=4, first_group=7, version=2)
+    flow.join("a", slots=100, live_versions=1, versions=(2,))
+    tickets = [ticket(flow) for _ in range(3)]
+    assert [found.group for found in tickets] == [7, 8, 9]
+    assert Counter(t for found in tickets for t in found.trajectories) == Counter(range(28, 40))
+    assert flow.next_group == 10

@@ -1,0 +1,184 @@
+"""The ledger: readiness, leases, exactly-once, bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.flow.ledger import Ledger
+from headrace.flow.table import FIRST_CAPACITY, Table
+
+
+def ledger(group_size: int = 2, first_group: int = 0) -> Ledger:
+    return Ledger(
+        group_size=group_size,
+        columns=("tokens", "reward", "reference"),
+        consumers={"reference": ("tokens",), "train": ("tokens", "reward", "reference")},
+        first_group=first_group,
+    )
+
+
+def test_a_group_is_ready_only_when_every_member_has_all_the_columns_the_consumer_reads() -> None:
+    book = ledger()
+    group = book.open(version=3)
+    assert book.write(0, ("tokens",), nbytes=8, tokens=5) == "stored"
+    assert book.write(0, ("reward", "reference"), nbytes=8) == "stored"
+    assert book.ready("train") == book.ready("reference") == {}
+    assert book.write(1, ("tokens",), nbytes=8, tokens=7) == "stored"
+    assert (book.ready("train"), book.ready("reference")) == ({}, {3: 1})
+    assert not book.is_complete(group)
+    assert book.write(1, ("reward",), nbytes=8) == "stored"
+    assert book.ready("train") == {}
+    assert book.write(1, ("reference",), nbytes=8) == "stored"
+    assert book.ready("train") == {3: 1}
+    assert book.is_complete(group)
+    assert book.tokens(group) == [5, 7]
+
+
+def test_a_column_that_nobody_asked_for_delays_nobody() -> None:
+    book = ledger(group_size=1)
+    book.open(version=0)
+    book.write(0, ("tokens",), nbytes=1)
+    assert book.lease("reference", 1, deadline=1.0) is not None
+    assert book.lease("train", 1, deadline=1.0) is None
+
+
+def test_consumers_do_not_see_each_other() -> None:
+    book = ledger(group_size=1)
+    book.open(version=0)
+    book.write(0, ("tokens", "reward", "reference"), nbytes=1)
+    reference = book.lease("reference", 1, deadline=1.0)
+    train = book.lease("train", 1, deadline=1.0)
+    assert reference is not None
+    assert train is not None
+    book.acknowledge(reference.lease)
+    assert book.is_open(0)
+    book.acknowledge(train.lease)
+    assert not book.is_open(0)
+
+
+def test_oldest_version_first_then_id() -> None:
+    book = ledger(group_size=1)
+    for version in (5, 4, 5, 3):
+        book.write(book.open(version), ("tokens",), nbytes=1)
+    lease = book.lease("reference", 3, deadline=1.0)
+    assert lease is not None
+    assert lease.groups == (3, 1, 0)
+
+
+def test_the_version_of_a_group_is_that_of_its_oldest_token() -> None:
+    book = ledger(group_size=2)
+    book.open(version=4)
+    book.write(0, ("tokens",), nbytes=1, version=6)
+    book.write(1, ("tokens",), nbytes=1, version=5)
+    assert book.ready("reference") == {5: 1}
+
+
+def test_rows_of_a_lease_that_ran_out_are_ready_again() -> None:
+    book = ledger(group_size=1)
+    book.write(book.open(version=2), ("tokens",), nbytes=1)
+    first = book.lease("reference", 1, deadline=10.0)
+    assert first is not None
+    assert book.ready("reference") == {}
+    assert book.expire(9.9) == ()
+    book.extend(first.lease, deadline=20.0)
+    assert book.expire(19.9) == ()
+    assert [lease.groups for lease in book.expire(20.0)] == [(0,)]
+    assert book.ready("reference") == {2: 1}
+    with pytest.raises(ValueError, match="not held"):
+        book.acknowledge(first.lease)
+    with pytest.raises(ValueError, match="not held"):
+        book.extend(first.lease, deadline=30.0)
+
+
+def test_a_dropped_group_is_never_leased() -> None:
+    book = ledger(group_size=1)
+    for version in (0, 0, 1):
+        book.write(book.open(version), ("tokens",), nbytes=1)
+    assert book.drop(0) == 1
+    lease = book.lease("reference", 2, deadline=1.0)
+    assert lease is not None
+    assert lease.groups == (1, 2)
+    with pytest.raises(ValueError, match="on lease"):
+        book.drop(1)
+
+
+def test_a_write_is_refused_whole_and_named() -> None:
+    book = ledger(group_size=2, first_group=5)
+    group = book.open(version=0)
+    assert group == 5
+    assert book.write(10, ("tokens",), nbytes=1) == "stored"
+    assert book.write(10, ("reward", "tokens"), nbytes=1) == "duplicate"
+    assert book.write(10, ("reward",), nbytes=1) == "stored"
+    assert book.write(9, ("tokens",), nbytes=1) == "unknown"
+    assert book.write(12, ("tokens",), nbytes=1) == "unknown"
+    book.drop(group)
+    assert book.write(11, ("tokens",), nbytes=1) == "late"
+    assert (book.nbytes, book.buffered) == (0, 0)
+
+
+def test_bytes_and_rows_are_counted_until_the_group_leaves() -> None:
+    book = ledger(group_size=2)
+    book.open(version=0)
+    book.write(0, ("tokens", "reward", "reference"), nbytes=100)
+    book.write(1, ("tokens",), nbytes=50)
+    book.write(1, ("reward", "reference"), nbytes=5)
+    assert (book.nbytes, book.buffered) == (155, 2)
+    for consumer in ("reference", "train"):
+        assert book.buffered == 2
+        lease = book.lease(consumer, 1, deadline=1.0)
+        assert lease is not None
+        book.acknowledge(lease.lease)
+    assert (book.nbytes, book.buffered) == (0, 0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), group_size=st.integers(1, 3), groups=st.integers(1, 12))
+def test_each_task_gets_each_row_exactly_once_and_complete(seed: int, group_size: int, groups: int) -> None:
+    random, book = Random(seed), ledger(group_size)
+    waiting = [
+        (row, column)
+        for _ in range(groups)
+        for row in book.rows(book.open(random.randrange(3)))
+        for column in ("tokens", "reward", "reference")
+    ]
+    random.shuffle(waiting)
+    written: set[tuple[int, str]] = set()
+    reads = {"reference": ("tokens",), "train": ("tokens", "reward", "reference")}
+    seen: dict[str, Counter[int]] = {consumer: Counter() for consumer in reads}
+    while waiting or any(sum(counter.values()) < groups for counter in seen.values()):
+        if waiting:
+            row, column = waiting.pop()
+            assert book.write(row, (column,), nbytes=1) == "stored"
+            written.add((row, column))
+        consumer = random.choice(sorted(reads))
+        lease = book.lease(consumer, 1, deadline=0.0)
+        if lease is None:
+            continue
+        for group in lease.groups:
+            assert all((row, column) in written for row in book.rows(group) for column in reads[consumer])
+        if random.random() < 0.3:
+            book.release(lease.lease)
+        else:
+            book.acknowledge(lease.lease)
+            seen[consumer].update(lease.groups)
+    assert all(counter == Counter(range(groups)) for counter in seen.values())
+    assert (book.nbytes, book.buffered) == (0, 0)
+    assert list(book.open_groups()) == []
+
+
+def test_the_ledger_of_a_long_run_is_as_large_as_what_is_outstanding() -> None:
+    table = Table({"value": (int, (2,))}, first=7)  # type: ignore[dict-item]  # numpy takes int for int64
+    for record in range(7, 5000):
+        assert table.append() == record
+        assert table.get("value", record).tolist() == [0, 0]
+        table.set("value", record, (record, -record))
+        table.forget(record - 20)
+        assert all(table.get("value", kept).tolist() == [kept, -kept] for kept in range(table.low, table.end))
+    assert table.get("value", 4999).base.shape[0] <= 2 * FIRST_CAPACITY
+    assert 4979 in table
+    assert 4978 not in table

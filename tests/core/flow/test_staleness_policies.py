@@ -1,0 +1,98 @@
+"""The policies by themselves: which settings they refuse, and their edges."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.contract import FlowView
+from headrace.errors import StalenessError
+from headrace_staleness.multi_version import MultiVersion
+from headrace_staleness.synchronous import Synchronous
+
+
+def multi_version(max_staleness: int, outstanding_batches: float | None = None) -> MultiVersion:
+    return MultiVersion(MultiVersion.Settings(max_staleness=max_staleness, outstanding_batches=outstanding_batches))
+
+
+def view(
+    *,
+    version: int = 10,
+    taken: bool = False,
+    in_flight: dict[int, int] | None = None,
+    ready: dict[int, int] | None = None,
+) -> FlowView:
+    return FlowView(batch_groups=4, version=version, batch_taken=taken, in_flight=in_flight or {}, ready=ready or {})
+
+
+@pytest.mark.parametrize(
+    ("max_staleness", "outstanding_batches"), [(0, None), (0, 1), (1, 1), (2, 1.5), (2, 2), (3, 3.0), (5, None)]
+)
+def test_settings_that_work_are_accepted(max_staleness: int, outstanding_batches: float | None) -> None:
+    multi_version(max_staleness, outstanding_batches).check(batch_groups=4)
+
+
+def test_more_outstanding_than_can_be_trained_in_time_is_refused_with_the_inequality() -> None:
+    with pytest.raises(StalenessError) as caught:
+        multi_version(1, 1.5).check(batch_groups=32)
+    assert "1.5 · 32 = 48 > max(max_staleness, 1) · groups = 1 · 32 = 32" in caught.value.message
+    assert caught.value.fix == "set outstanding_batches to at most 1, or raise max_staleness"
+
+
+@pytest.mark.parametrize("outstanding_batches", [0.9, 0.0, -1.0, float("nan")])
+def test_less_outstanding_than_a_batch_is_refused_with_the_inequality(outstanding_batches: float) -> None:
+    with pytest.raises(StalenessError, match=f"outstanding_batches = {outstanding_batches:g} < 1"):
+        multi_version(2, outstanding_batches).check(batch_groups=32)
+
+
+def test_a_negative_bound_is_refused() -> None:
+    with pytest.raises(StalenessError, match="max_staleness = -1 < 0"):
+        multi_version(-1).check(batch_groups=1)
+
+
+def test_the_synchronous_policy_knows_no_other_bound_than_zero() -> None:
+    Synchronous(Synchronous.Settings()).check(batch_groups=4)
+    Synchronous(Synchronous.Settings(max_staleness=0)).check(batch_groups=4)
+    with pytest.raises(StalenessError) as caught:
+        Synchronous(Synchronous.Settings(max_staleness=1)).check(batch_groups=4)
+    assert caught.value.fix == 'leave max_staleness out, or set policy = "multi_version"'
+
+
+def test_only_a_bound_of_zero_is_lockstep() -> None:
+    assert Synchronous(Synchronous.Settings()).lockstep
+    assert multi_version(0).lockstep
+    assert not multi_version(1).lockstep
+
+
+def test_at_most_two_batches_are_outstanding_by_default() -> None:
+    assert [multi_version(bound).admit(view()) for bound in (0, 1, 2, 3, 8)] == [4, 4, 8, 8, 8]
+    assert [multi_version(bound).admit(view(taken=True)) for bound in (0, 1, 2, 3, 8)] == [0, 4, 8, 8, 8]
+
+
+def test_what_is_outstanding_counts_against_the_limit_whether_finished_or_not() -> None:
+    policy = multi_version(2, 1.5)
+    assert policy.admit(view(in_flight={10: 2, 9: 1}, ready={9: 2})) == 1
+    assert policy.admit(view(in_flight={10: 6}, ready={9: 2})) == 0
+
+
+def test_a_batch_may_not_leave_more_behind_than_later_batches_can_hold() -> None:
+    policy = multi_version(3, 3)
+    ready = {8: 1, 9: 1, 10: 2}
+    chosen = dict(ready)
+    assert policy.may_take(view(ready=ready, in_flight={8: 4, 9: 4}), chosen)
+    assert not policy.may_take(view(ready=ready, in_flight={8: 5}), chosen), "batch 11 cannot hold 5 groups"
+    assert not policy.may_take(view(ready=ready, in_flight={8: 4, 9: 5}), chosen), "batches 11 and 12 hold 8"
+    assert not policy.may_take(view(ready=ready, in_flight={7: 1}), chosen), "batch 10 is the last for version 7"
+
+
+def test_a_batch_holds_nothing_beyond_the_bound() -> None:
+    policy = multi_version(1)
+    assert policy.may_take(view(ready={9: 4}), {9: 4})
+    assert not policy.may_take(view(ready={8: 1, 9: 3}), {8: 1, 9: 3})
+
+
+def test_the_window_waits_for_what_is_in_flight_and_not_for_what_is_finished() -> None:
+    policy = multi_version(2)
+    assert not policy.may_publish(view(in_flight={9: 1}))
+    assert policy.may_publish(view(in_flight={10: 4}, ready={9: 1}))
+    assert not multi_version(1).may_publish(view(in_flight={10: 1}))
+    assert not multi_version(0).may_publish(view(in_flight={10: 1}))
