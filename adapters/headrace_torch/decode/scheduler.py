@@ -52,6 +52,7 @@ class Scheduler:
         """Queue requests for live versions."""
         self._waiting.extend(requests)
 
+    @torch.inference_mode()
     def abort(self, request_ids: frozenset[str]) -> list[GenerationOutput]:
         """End these requests, running or waiting; others are ignored."""
         outputs = [o for batch in self._batches.values() for o in batch.abort(request_ids.__contains__)]
