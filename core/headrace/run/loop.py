@@ -72,6 +72,7 @@ class TrainingLoop:
     def __init__(self, parts: Parts) -> None:
         self._p = parts
         self.version = 0
+        self._next_group = 0
         self._next_trajectory = 0
         self._skipped_in_a_row = 0
         self._background: set[asyncio.Task[Any]] = set()
@@ -146,6 +147,7 @@ class TrainingLoop:
             last = step + 1 == phase.steps
             if await self._evaluated_enough(flow, phase, plan, step, last=last):
                 break
+        self._next_group = flow.next_group
         self._next_trajectory = flow.next_group * flow.group_size
         p.controller.end_phase("phase_ended")
         await self._free_rows()
@@ -154,7 +156,8 @@ class TrainingLoop:
         policy = build(phase.staleness)
         assert isinstance(policy, StalenessPolicy)
         batch = phase.batch
-        first_group = -(-self._next_trajectory // batch.group_size)
+        # Group and trajectory ids are unique in the run, also when the group size changes.
+        first_group = max(self._next_group, -(-self._next_trajectory // batch.group_size))
         self._p.emit(
             "phase_started",
             phase=phase.name,
