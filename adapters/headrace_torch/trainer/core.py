@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.contract.columns import TOKENS, Array, Batch, Ragged
+from headrace.contract.columns import LOSS_MASK, TOKENS, Array, Batch, Ragged
 from headrace.contract.loss import LossSpec
 from headrace.contract.training import CURRENT, ForwardOutput, SaveKind, TrainingContext
 from headrace.contract.weights import WeightSource
@@ -87,12 +87,13 @@ class Trainer:
         """See the contract. ValueError for an unknown snapshot."""
         require_temperature(temperature)
         model = self._named(weights)
-        column = batch.ragged(TOKENS)
-        values = {name: np.zeros(len(column.values), dtype=np.float32) for name in outputs}
-        for rows in split_rows(batch, tokens=FORWARD_TOKENS):
-            start = int(column.offsets[rows[0]])
-            self._score(model, batch.take(rows), temperature, {n: v[start:] for n, v in values.items()})
-        return {name: column.like(v) for name, v in values.items()}
+        tokens = batch.ragged(TOKENS)
+        needed = Batch(rows=batch.rows, columns={TOKENS: tokens, LOSS_MASK: batch.ragged(LOSS_MASK)})
+        values = {name: np.zeros(len(tokens.values), dtype=np.float32) for name in outputs}
+        for rows in split_rows(needed, tokens=FORWARD_TOKENS):
+            start = int(tokens.offsets[rows[0]])
+            self._score(model, needed.take(rows), temperature, {n: v[start:] for n, v in values.items()})
+        return {name: tokens.like(v) for name, v in values.items()}
 
     def _score(self, model: Decoder, batch: Batch, temperature: float, values: Mapping[str, Array]) -> None:
         """Write the trainable tokens' outputs into ``values``, which begin at the batch's first token."""
@@ -160,13 +161,17 @@ class Trainer:
     def _restore(self, state: TrainingState) -> None:
         if state.steps and not state.optimizer_state:
             raise ValueError(f"no optimiser state after {state.steps} steps")
+        self._updater.parameters.require_fit(state.weights)
+        snapshots = {name: self._frozen(tensors) for name, tensors in state.snapshots.items()}
         self._updater.optimizer.load_state(state.optimizer_state)
-        self._snapshots = {name: self._frozen(tensors) for name, tensors in state.snapshots.items()}
+        # Nothing below can fail: a refused state has changed nothing.
         self._updater.parameters.assign(state.weights)
+        self._snapshots = snapshots
         self._updater.steps = state.steps
         set_random_state(state.random_state)
 
     def _frozen(self, tensors: Mapping[str, Tensor]) -> Decoder:
+        self._updater.parameters.require_fit(tensors)
         model = self._updater.parameters.frozen()
         model.load_state_dict(dict(tensors))
         return model

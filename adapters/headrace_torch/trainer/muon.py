@@ -30,7 +30,7 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # a step here never evaluates the loss
         """W ← (1 - lr * decay) * W - lr * 0.2 * sqrt(max(rows, columns)) * orthogonalised(momentum)."""
         for group in self.param_groups:
-            shapes: dict[torch.Size, list[nn.Parameter]] = {}
+            shapes: dict[torch.Size, list[Tensor]] = {}
             for parameter in group["params"]:
                 shapes.setdefault(parameter.shape, []).append(parameter)
             for shape, parameters in shapes.items():
@@ -39,7 +39,7 @@ class Muon(torch.optim.Optimizer):
                 torch._foreach_mul_(parameters, 1.0 - group["lr"] * group["weight_decay"])
                 torch._foreach_add_(parameters, list(updates.to(parameters[0].dtype).unbind()), alpha=-rate)
 
-    def _momentum(self, parameter: nn.Parameter) -> Tensor:
+    def _momentum(self, parameter: Tensor) -> Tensor:
         assert parameter.grad is not None
         state = self.state[parameter]
         if not state:

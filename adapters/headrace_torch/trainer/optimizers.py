@@ -7,7 +7,7 @@ state is complete, so that saving and loading it changes no bit of what follows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace_torch.trainer.muon import Muon
+from headrace_torch.trainer.parameters import require_shapes
 
 OptimizerName = Literal["adamw", "muon"]
 
@@ -34,7 +35,7 @@ class Optimizer:
         weight_decay: float,
     ) -> None:
         """``adamw_learning_rate``: of the parameters that AdamW updates beside Muon; ``adamw`` alone ignores it."""
-        self._parameters = dict(parameters)
+        self._names = {parameter: name for name, parameter in parameters.items()}
         hidden = {n: p for n, p in parameters.items() if name == "muon" and p.ndim == 2 and ".layers." in n}
         rest = [p for n, p in parameters.items() if n not in hidden]
         groups = [
@@ -58,29 +59,36 @@ class Optimizer:
     def state(self) -> dict[str, Tensor]:
         """``parameter/quantity`` → tensor; empty before the first step."""
         return {
-            f"{name}/{quantity}": part.optimizer.state[parameter][quantity]
+            key: part.optimizer.state[parameter][quantity]
             for part in self._parts
-            for name, parameter in self._parameters.items()
+            for parameter, quantity, key in self._entries(part)
             if parameter in part.optimizer.state
-            for quantity in part.quantities
         }
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replace the state: what :meth:`state` gave after at least one step, or nothing. KeyError names a
-        quantity that is absent or not this optimiser's."""
-        names = {parameter: name for name, parameter in self._parameters.items()}
-        unused = set(tensors)
+        """Replace the state: what :meth:`state` gave after at least one step, or nothing. ValueError names a quantity
+        that is absent, of another shape or not this optimiser's, and the state stays what it was."""
+        shapes = {
+            key: torch.Size() if quantity == "step" else parameter.shape
+            for part in self._parts
+            for parameter, quantity, key in self._entries(part)
+        }
+        require_shapes(tensors, shapes if tensors else {})
         for part in self._parts:
-            members = [p for group in part.optimizer.param_groups for p in group["params"]]
-            state = {}
-            for index, parameter in enumerate(members if tensors else ()):
-                keys = {quantity: f"{names[parameter]}/{quantity}" for quantity in part.quantities}
-                state[index] = {quantity: tensors[key] for quantity, key in keys.items()}
-                unused.difference_update(keys.values())
-            groups = part.optimizer.state_dict()["param_groups"]
-            part.optimizer.load_state_dict({"state": state, "param_groups": groups})
-        if unused:
-            raise KeyError(min(unused))
+            state: dict[int, dict[str, Tensor]] = {}
+            if tensors:
+                index = {parameter: i for i, parameter in enumerate(part.members)}
+                for parameter, quantity, key in self._entries(part):
+                    state.setdefault(index[parameter], {})[quantity] = tensors[key]
+            part.optimizer.load_state_dict(
+                {"state": state, "param_groups": part.optimizer.state_dict()["param_groups"]}
+            )
+
+    def _entries(self, part: _Part) -> Iterator[tuple[nn.Parameter, str, str]]:
+        """(parameter, quantity, key in :meth:`state`)."""
+        for parameter in part.members:
+            for quantity in part.quantities:
+                yield parameter, quantity, f"{self._names[parameter]}/{quantity}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -89,3 +97,8 @@ class _Part:
     rate: float
     quantities: tuple[str, ...]
     """Keys of a parameter's state."""
+
+    @property
+    def members(self) -> list[nn.Parameter]:
+        """In the order of torch's state dictionaries."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]

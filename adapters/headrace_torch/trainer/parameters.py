@@ -62,9 +62,13 @@ class Parameters:
         for name, parameter in self._copies.items():
             parameter.copy_(self.masters[name])
 
+    def require_fit(self, tensors: Mapping[str, Tensor]) -> None:
+        """ValueError unless these are tensors for :meth:`assign`."""
+        require_shapes(tensors, {name: master.shape for name, master in self.masters.items()})
+
     @torch.no_grad()
     def assign(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the masters, and the model with them. KeyError or RuntimeError when a tensor is missing or misshapen."""
+        """Set the masters, and the model with them."""
         for name, master in self.masters.items():
             master.copy_(tensors[name])
         self.refresh()
@@ -92,3 +96,12 @@ def as_numpy(tensor: Tensor) -> Array:
         return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
     array: np.ndarray[tuple[int, ...], np.dtype[np.generic]] = tensor.numpy()
     return array
+
+
+def require_shapes(tensors: Mapping[str, Tensor], expected: Mapping[str, torch.Size]) -> None:
+    """ValueError unless these are the expected tensors."""
+    for name in sorted(expected.keys() ^ tensors.keys()):
+        raise ValueError(f"{name} is {'missing' if name in expected else 'unknown'}")
+    for name, shape in expected.items():
+        if tensors[name].shape != shape:
+            raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, expected {tuple(shape)}")

@@ -107,10 +107,10 @@ def set_random_state(states: Mapping[str, Tensor]) -> None:
 
 
 def restoring(path: str, restore: Callable[[], None]) -> None:
-    """Call ``restore``; RunError when the state lacks a tensor or has one of another shape."""
+    """Call ``restore``; its ValueError, about a tensor that is absent or misshapen, becomes a RunError."""
     try:
         restore()
-    except (KeyError, RuntimeError, ValueError) as error:
+    except ValueError as error:
         raise RunError(f"training state does not fit the model: {error}", origin=path, fix=_FIX) from error
 
 
