@@ -1,0 +1,110 @@
+"""The process that runs foreign reward code: builds the environment, then scores what it is sent.
+
+Invariant: one reply per episode, in order, whatever the reward does short of ending the process: an exception, an
+exit, a wrong result and a fork that comes back here are all told apart from a score.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import math
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.contract import Environment, Episode, Score, Task
+from headrace.errors import ContractError, HeadraceError
+from headrace.services.scoring_messages import (
+    DETAIL_CHARACTERS,
+    Raised,
+    Ready,
+    Reply,
+    Scored,
+    ScoringRequest,
+    ScoringSetup,
+    pack,
+    received,
+)
+from headrace.wire import decode
+
+
+def score_until_closed(socket_fd: int) -> int:
+    """Serve one pool over ``socket_fd``. Returns the process's exit code."""
+    faulthandler.enable()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a text file, as python starts with
+    with socket.socket(fileno=socket_fd) as connection:
+        messages = received(connection)
+        setup = next(messages, None)
+        if setup is None:
+            return 0
+        environment = _build(decode(setup, ScoringSetup))
+        if isinstance(environment, Raised):
+            connection.sendall(pack(environment))
+            return 1
+        connection.sendall(pack(Ready()))
+        me = os.getpid()
+        for frames in messages:
+            request = decode(frames, ScoringRequest)
+            reply = _score(environment, request.task, request.episode)
+            if os.getpid() != me:
+                os._exit(0)  # a reward forked and its child returned: only the parent may answer
+            connection.sendall(pack(reply))
+    return 0
+
+
+def _build(setup: ScoringSetup) -> Environment | Raised:
+    module, _, name = setup.factory.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), name)
+        environment = factory(context=setup.context, **setup.arguments)
+    except BaseException as error:  # foreign code may raise anything, SystemExit too; the pool tells the user
+        return _raised(error)
+    if not isinstance(environment, Environment):
+        return _raised(ContractError(f"{setup.factory} gave {type(environment).__name__}, expected an Environment"))
+    return environment
+
+
+def _score(environment: Environment, task: Task, episode: Episode) -> Reply:
+    try:
+        return Scored(score=_checked(environment.score(task, episode)))
+    except BaseException as error:  # as in _build; a reward that exits has no score either
+        return _raised(error)
+
+
+def _checked(score: object) -> Score:
+    """``score`` with plain numbers. ContractError when it is not a Score of numbers."""
+    if not isinstance(score, Score):
+        raise ContractError(f"score() returned {type(score).__name__}, expected a Score", fix="return Score(reward=…)")
+    parts: Mapping[str, Any] = score.components
+    reward, components = _number(score.reward, "reward"), {str(n): _number(v, n) for n, v in parts.items()}
+    if math.isinf(reward):
+        raise ContractError(f"score() gave reward {reward}", fix="return a finite reward, or NaN for unscored")
+    correct = None if score.correct is None else bool(score.correct)
+    return Score(reward=reward, correct=correct, components=components)
+
+
+def _number(value: object, name: str) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]  # anything that is a number in Python's eyes
+    except (TypeError, ValueError):
+        raise ContractError(f"score() gave {name} = {value!r:.200}", fix="give a number") from None
+
+
+def _raised(error: BaseException) -> Raised:
+    detail = "".join(traceback.format_exception(error))[-DETAIL_CHARACTERS:]
+    known = error if isinstance(error, HeadraceError) else HeadraceError(_text(error))
+    return Raised(
+        error=type(error).__name__,
+        message=known.message[:DETAIL_CHARACTERS],
+        origin=known.origin[:DETAIL_CHARACTERS],
+        fix=known.fix[:DETAIL_CHARACTERS],
+        detail=detail,
+    )
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
