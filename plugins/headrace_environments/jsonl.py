@@ -1,7 +1,7 @@
 """``jsonl``: tasks from a file of your own, one JSON object per line.
 
-``prompt`` and ``answer`` are templates over a record's fields. Training goes through the records in an order drawn
-from the job's seed; evaluation goes through its records in the order of the file.
+``prompt`` and ``answer`` are templates over a record's fields. Tasks are in the order of the file; a run shuffles
+them anew every epoch.
 
 Invariant: no prompt is in both splits. With ``evaluation_share`` a prompt's hash decides, so that adding records
 never moves another one across; with ``evaluation_path`` a prompt that is in both files is an error.
@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from headrace.contract import Split, Task
 from headrace.errors import ConfigError
@@ -70,8 +68,6 @@ class Jsonl(TextEnvironment):
                 "evaluation": [t for t, out in zip(tasks, sides, strict=True) if out],
             }
             self._refuse_empty_side(len(tasks))
-        generator = np.random.Generator(np.random.Philox(key=self.context.seed % 2**64))
-        self._order = generator.permutation(len(self._tasks["train"]))
         for chosen in self._tasks.values():
             self.check_texts(chosen[:: -(-len(chosen) // CHECKED) or 1], origin=settings.path)
 
@@ -82,7 +78,7 @@ class Jsonl(TextEnvironment):
         tasks = self._tasks[split]
         if not 0 <= index < len(tasks):
             raise IndexError(f"task {index} of {len(tasks)} in split {split!r}")
-        return tasks[int(self._order[index])] if split == "train" else tasks[index]
+        return tasks[index]
 
     def _read(self, name: str) -> list[Task]:
         path = Path(self.context.directory) / name

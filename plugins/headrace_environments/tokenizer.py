@@ -20,6 +20,9 @@ from headrace.errors import ConfigError, PluginError
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
+NO_TOKEN = "\ufffd"
+"""Stands in an answer for an id without a token: models often have more ids than their tokenizer."""
+
 
 class TextTokenizer:
     """A ``tokenizers`` tokenizer with the special tokens a policy needs: what starts a prompt, what ends an answer."""
@@ -68,7 +71,13 @@ class TextTokenizer:
         tokens = [int(i) for i in ids]
         if tokens and tokens[-1] in self.stops:
             tokens.pop()
-        return self._tokenizer.decode(tokens, skip_special_tokens=False)
+        parts: list[list[int]] = [[]]
+        for token in tokens:
+            if self._tokenizer.id_to_token(token) is None:
+                parts.append([])
+            else:
+                parts[-1].append(token)
+        return NO_TOKEN.join(self._tokenizer.decode(part, skip_special_tokens=False) for part in parts)
 
     def check(self, texts: Iterable[str], *, origin: str) -> None:
         """ConfigError when some text cannot be spelt, or does not come back from its tokens as it was."""

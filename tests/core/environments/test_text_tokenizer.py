@@ -44,6 +44,23 @@ def test_a_special_token_inside_an_answer_is_not_hidden(model: Path) -> None:
     assert tokenizer.decode(np.array([4, 0, 10, 2])) == "1<pad>7"
 
 
+def test_an_id_without_a_token_is_not_hidden(model: Path) -> None:
+    tokenizer = TextTokenizer.load(str(model))
+    assert tokenizer.decode(np.array([4, 63, 10, 2])) == "1\ufffd7"
+
+
+def test_a_fresh_model_reads_its_alphabet_after_a_bos(tmp_path: Path) -> None:
+    from headrace_torch.scratch import create_model
+
+    table = {"architecture": "llama", "alphabet": "0123=", "hidden_size": 8, "layers": 1, "heads": 2}
+    create_model(str(tmp_path / "m"), settings={**table, "intermediate_size": 8, "max_length": 16}, seed=0)
+    tokenizer = TextTokenizer.load(str(tmp_path / "m"))
+    assert tokenizer.prompt("13=").tolist() == [1, 4, 6, 7]
+    assert tokenizer.answer("31").tolist() == [6, 4, 2]
+    assert tokenizer.decode(tokenizer.answer("31")) == "31"
+    assert tokenizer.stops == (2,)
+
+
 def test_a_missing_character_is_named(model: Path) -> None:
     tokenizer = TextTokenizer.load(str(model))
     with pytest.raises(ConfigError, match="vocabulary lacks 'A', 'é', needed for 'éA7'"):
