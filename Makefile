@@ -10,7 +10,9 @@ TORCH ?= torch==2.13.0
 JOB ?= examples/sort_symbols/job.toml
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Byte code is made when a module is first imported; making all of it at once takes longer than the tests.
+INSTALL := pip install --quiet --disable-pip-version-check --no-compile
+PIP := $(BIN)/python -m $(INSTALL)
 ROOTS := core adapters plugins
 CODE := $(ROOTS) tests examples .ci
 
@@ -36,7 +38,7 @@ wheel: $(VENV)/.ready-test
 	rm -rf build/wheel build/empty
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
 	$(PYTHON) -m venv build/empty
-	build/empty/bin/python -m pip install --quiet --disable-pip-version-check build/wheel/headrace-*.whl
+	build/empty/bin/python -m $(INSTALL) build/wheel/headrace-*.whl
 	cd build && empty/bin/python ../.ci/wheel_is_light.py
 	build/empty/bin/headrace plugins
 

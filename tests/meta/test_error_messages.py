@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def test_every_error_class_has_a_message_test(error: type[HeadraceError]) -> Non
     )
 
 
+@functools.cache
 def _errors_with_message_tests() -> set[str]:
     names: set[str] = set()
     for path in TESTS.rglob("test_*.py"):

@@ -1,0 +1,94 @@
+"""Documents cannot drift: their code runs, their job files pass the checks, their commands exist.
+
+A Python block whose first line is ``# name.py`` is saved under that name, for the blocks after it. A TOML block is
+laid over the demo job and checked, unless its first line names another file.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.cli import command_parser
+from headrace.config import check_job, dumps, load_job
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = ("README.md", "CONTRIBUTING.md")
+DEMO = ROOT / "examples" / "sort_symbols" / "job.toml"
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+NAMED = re.compile(r"# ([\w.]+\.\w+)\n")
+
+
+def blocks(document: str, *languages: str) -> list[tuple[str, str]]:
+    """(language, text) of the fenced blocks in these languages, in order."""
+    found: list[tuple[str, str]] = BLOCK.findall((ROOT / document).read_text())
+    return [(language, text) for language, text in found if language in languages]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_code_and_job_files_of_a_document_run(document: str, tmp_path: Path) -> None:
+    for language, text in blocks(document, "python", "toml", "json"):
+        named = NAMED.match(text)
+        if named and language != "toml":
+            (tmp_path / named.group(1)).write_text(text.removeprefix(named.group()) if language == "json" else text)
+        if language == "python":
+            run_python(text, tmp_path)
+        elif language == "toml" and named:
+            tomllib.loads(text)
+        elif language == "toml":
+            check_fragment(text, tmp_path)
+
+
+def run_python(text: str, folder: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=folder, check=False)
+    assert done.returncode == 0, f"{text}\n{done.stderr}"
+
+
+def check_fragment(text: str, folder: Path) -> None:
+    """A table that selects another plugin replaces the demo's; core's own keys of it stay."""
+    job: dict[str, Any] = tomllib.loads(DEMO.read_text())
+    for name, value in tomllib.loads(text).items():
+        kept = job.get(name, {})
+        if isinstance(value, dict) and isinstance(kept, dict):
+            other = "use" in value and value["use"] != kept.get("use")
+            core = {
+                "instances",
+                "max_new_tokens",
+                "temperature",
+                "workers",
+                "scoring_workers",
+                "threads",
+                "concurrency",
+            }
+            kept = {key: v for key, v in kept.items() if key in core} if other else kept
+            job[name] = {**kept, **value}
+        else:
+            job[name] = value
+    path = folder / "fragment.toml"
+    path.write_text(dumps(job))
+    errors = [str(finding) for finding in check_job(load_job(path)) if finding.severity == "error"]
+    assert errors == [], text
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_commands_of_a_document_exist(document: str) -> None:
+    for _, text in blocks(document, "sh", "console"):
+        for line in text.splitlines():
+            words = shlex.split(line, comments=True)
+            if words and words[0].endswith("headrace"):
+                command_parser().parse_args(words[1:])
+            if words and words[0] == "make":
+                assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(), line
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("examples/**/*.toml")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_example_job_passes_the_checks(path: Path) -> None:
+    if path.name != "pyproject.toml":
+        assert [str(finding) for finding in check_job(load_job(path))] == []
