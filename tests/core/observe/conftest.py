@@ -365,15 +365,11 @@ class Simulation:
     def write(self, directory: Path) -> Path:
         """The files of a finished run."""
         directory.mkdir(parents=True, exist_ok=True)
-        for name, records in (
-            ("events", self.events),
-            ("metrics", self.metrics),
-            ("evaluation", self.evaluations),
-        ):
-            log = RecordLog(directory / f"{name}.jsonl")
-            for record in records:
-                log.write(record)
-            log.close()
+        files = {"events": self.events, "metrics": self.metrics, "evaluation": self.evaluations}
+        for name, records in files.items():
+            with RecordLog(directory / f"{name}.jsonl") as log:
+                for record in records:
+                    log.write(record)
         job = {
             "job": {"name": "sort-symbols", "seed": 0},
             "rollout": {"use": "torch", "instances": 2, "max_new_tokens": 36, "temperature": 1.0},

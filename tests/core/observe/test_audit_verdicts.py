@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import RunError
-from headrace.observe.audit import AuditResult, audit_run
+from headrace.observe.audit import RULES, AuditResult, audit_run
 from headrace.observe.audit_text import format_audit
 from headrace.observe.lines import RecordLog
 
@@ -18,10 +18,9 @@ Log = list[dict[str, Any]]
 
 
 def audited(events: Log, directory: Path) -> AuditResult:
-    log = RecordLog(directory / "events.jsonl")
-    for seq, event in enumerate(events):
-        log.write({**event, "seq": seq})
-    log.close()
+    with RecordLog(directory / "events.jsonl") as log:
+        for seq, event in enumerate(events):
+            log.write({**event, "seq": seq})
     return audit_run(directory)
 
 
@@ -177,3 +176,14 @@ def test_violations_beyond_the_first_thousand_are_only_counted(simulation: Any, 
     result = audited(events, tmp_path)
     assert len(result.violations) == 1000
     assert result.violated["log"] == len(events)
+
+
+def test_every_rule_has_a_lie() -> None:
+    told = "".join(path.read_text() for path in (Path(__file__).parent / "forged").glob("test_*.py"))
+    assert [rule for rule in RULES if f'("{rule}", ' not in told] == []
+
+
+def test_an_honest_log_passes_every_rule_and_exercises_each(run_dir: Path) -> None:
+    result = audit_run(run_dir)
+    assert result.ok, result.violations
+    assert set(result.checked) == set(RULES)

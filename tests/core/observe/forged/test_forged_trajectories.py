@@ -1,0 +1,171 @@
+"""Logs with a lie about a trajectory: the audit catches it by the rule it breaks, and its message shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+def a_token_of_another_version(log: Any) -> None:
+    event = log.one("trajectory_finished")
+    (version, start, stop) = event["spans"][0]
+    event["spans"] = [[version, start, stop - 1], [version + 1, stop - 1, stop]]
+
+
+def a_span_of_another_version(log: Any) -> None:
+    log.one("trajectory_finished")["spans"][0][0] += 1
+
+
+def a_token_without_a_version(log: Any) -> None:
+    log.one("trajectory_finished")["response_tokens"] += 1
+
+
+def spans_with_a_hole(log: Any) -> None:
+    event = log.one("trajectory_finished")
+    version, start, stop = event["spans"][0]
+    event["spans"] = [[version, start, 1], [version, 2, stop + 1]]
+
+
+def a_demonstration_with_sampled_tokens(log: Any) -> None:
+    event = next(e for e in log.events if e["kind"] == "trajectory_finished" and not e["instance"])
+    event["spans"] = [[0, 0, event["response_tokens"]]]
+
+
+def a_start_under_another_version(log: Any) -> None:
+    log.one("trajectory_started")["version"] -= 1
+
+
+def a_row_that_claims_another_version(log: Any) -> None:
+    log.one("row_stored")["version"] += 1
+
+
+def a_batch_trained_twice(log: Any) -> None:
+    event = log.one("batch_trained")
+    log.insert(event, event)
+
+
+def a_row_trained_again_in_a_later_batch(log: Any) -> None:
+    earlier, later = log.all("batch_trained")[2:4]
+    later["rows"] = [earlier["rows"][0], *later["rows"][1:]]
+
+
+def a_row_trained_that_was_never_stored(log: Any) -> None:
+    log.remove(log.one("row_stored", row=log.trained_group()[1][0]))
+
+
+def a_group_trained_that_was_never_dispatched(log: Any) -> None:
+    log.remove(log.one("group_dispatched", group=log.trained_group()[0]))
+
+
+def a_row_stored_twice(log: Any) -> None:
+    event = log.one("row_stored")
+    log.insert(event, event)
+
+
+def a_trajectory_finished_twice(log: Any) -> None:
+    event = log.one("trajectory_finished")
+    log.insert(event, event)
+
+
+def a_trajectory_finished_elsewhere(log: Any) -> None:
+    event = log.one("trajectory_finished")
+    event["instance"] = "rollout-1" if event["instance"] == "rollout-0" else "rollout-0"
+
+
+def a_trajectory_started_twice_at_once(log: Any) -> None:
+    event = log.one("trajectory_started")
+    log.insert(event, event)
+
+
+def a_trajectory_finished_that_was_never_started(log: Any) -> None:
+    log.remove(log.one("trajectory_started"))
+
+
+def a_group_dispatched_twice(log: Any) -> None:
+    event = log.one("group_dispatched")
+    log.insert(event, event)
+
+
+def a_trajectory_dispatched_in_two_groups(log: Any) -> None:
+    earlier, later = log.all("group_dispatched")[4:6]
+    later["trajectories"][0] = earlier["trajectories"][0]
+
+
+def a_dropped_group_that_is_trained_all_the_same(log: Any) -> None:
+    group, rows = log.trained_group()
+    stored = log.one("row_stored", row=rows[-1])
+    log.insert(stored, {**log.events[-2], "group": group, "trajectories": rows, "reason": "failed"})
+
+
+def a_trained_group_dropped_afterwards(log: Any) -> None:
+    group, rows = log.trained_group()
+    log.insert(log.one("batch_trained"), {**log.events[-2], "group": group, "trajectories": rows})
+
+
+def a_row_stored_for_a_dropped_group(log: Any) -> None:
+    dropped = log.one("group_dropped")
+    row = {**log.one("row_stored"), "row": 10_000, "trajectory": dropped["trajectories"][0]}
+    log.insert(dropped, {**row, "group": dropped["group"]})
+
+
+def a_group_forgotten_at_the_end(log: Any) -> None:
+    log.remove(log.one("group_dropped"))
+
+
+def a_group_carried_into_the_next_phase(log: Any) -> None:
+    border = log.all("phase_started")[0]
+    trained = [e for e in log.events if e["kind"] in ("batch_taken", "batch_trained") and e["seq"] < border["seq"]]
+    log.remove(trained[-1])
+    log.remove(trained[-2])
+
+
+def a_trained_answer_that_was_cut_off(log: Any) -> None:
+    log.one("trajectory_finished", trajectory=log.trained_group()[1][0])["finish_reason"] = "aborted"
+
+
+def a_trained_answer_that_has_no_reward(log: Any) -> None:
+    log.one("trajectory_scored", trajectory=log.trained_group()[1][0])["reward"] = None
+
+
+def a_trained_answer_that_was_never_scored(log: Any) -> None:
+    log.remove(log.one("trajectory_scored", trajectory=log.trained_group()[1][0]))
+
+
+LIES: tuple[tuple[str, Callable[[Any], None], str], ...] = (
+    ("one_version", a_token_of_another_version, r"has tokens of versions \[\d+, \d+\]"),
+    ("one_version", a_span_of_another_version, "has tokens of versions"),
+    ("one_version", a_token_without_a_version, "the spans of trajectory .* cover"),
+    ("one_version", spans_with_a_hole, "the spans of trajectory .* cover"),
+    ("one_version", a_demonstration_with_sampled_tokens, "cover 12 of its 0 tokens"),
+    ("one_version", a_start_under_another_version, "started for group .* under version"),
+    ("one_version", a_row_that_claims_another_version, "row .* claims group"),
+    ("conservation", a_batch_trained_twice, "row .* trained, but it was trained"),
+    ("conservation", a_batch_trained_twice, "dispatched 272 ≠ trained 256"),
+    ("conservation", a_row_trained_again_in_a_later_batch, "row .* trained, but it was trained"),
+    ("conservation", a_row_trained_that_was_never_stored, "row .* trained, but it was never stored"),
+    ("conservation", a_group_trained_that_was_never_dispatched, "group .* taken, but it was .* never dispatched"),
+    ("conservation", a_group_trained_that_was_never_dispatched, "trajectory .* started, but it was never dispatched"),
+    ("conservation", a_row_stored_twice, "row .* stored twice"),
+    ("conservation", a_trajectory_finished_twice, "finished: True"),
+    ("conservation", a_trajectory_finished_elsewhere, "finished on 'rollout-.'; the log has it"),
+    ("conservation", a_trajectory_started_twice_at_once, "started again as attempt 0 after attempt 0"),
+    ("conservation", a_trajectory_finished_that_was_never_started, "attempt -1, finished: False"),
+    ("conservation", a_group_dispatched_twice, "was dispatched before"),
+    ("conservation", a_trajectory_dispatched_in_two_groups, "was dispatched before"),
+    ("conservation", a_dropped_group_that_is_trained_all_the_same, "row .* trained, but it was dropped"),
+    ("conservation", a_trained_group_dropped_afterwards, "group .* dropped, but it was trained"),
+    ("conservation", a_row_stored_for_a_dropped_group, "row 10000 stored twice, or for .* was dropped"),
+    ("conservation", a_group_forgotten_at_the_end, "completed with .* buffered and .* in flight"),
+    ("conservation", a_group_carried_into_the_next_phase, "groups of an earlier phase are neither trained"),
+    ("scored", a_trained_answer_that_was_cut_off, "taken with finish reason 'aborted'"),
+    ("scored", a_trained_answer_that_has_no_reward, "and reward None"),
+    ("scored", a_trained_answer_that_was_never_scored, "and reward None"),
+)
+
+
+@pytest.mark.parametrize(("rule", "lie", "shown"), [pytest.param(*lie, id=lie[1].__name__) for lie in LIES])
+def test_a_lie_is_caught_by_the_rule_it_breaks(rule: str, lie: Callable[[Any], None], shown: str, log: Any) -> None:
+    lie(log)
+    log.assert_caught(rule, shown)
