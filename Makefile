@@ -40,7 +40,6 @@ wheel: $(VENV)/.ready-test
 	$(PYTHON) -m venv build/empty
 	build/empty/bin/python -m $(INSTALL) build/wheel/headrace-*.whl
 	cd build && empty/bin/python ../.ci/wheel_is_light.py
-	build/empty/bin/headrace plugins
 
 format: $(VENV)/.ready-test
 	$(BIN)/ruff format $(CODE)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from headrace.config import Job, Phase
 from headrace.contract import Algorithm, AlgorithmNeeds
-from headrace.contract.columns import BEHAVIOUR_LOGPROBS, GROUP, LOSS_MASK, REWARD, TOKENS, VERSION
+from headrace.contract.columns import BEHAVIOUR_LOGPROBS, GROUP, LOSS_MASK, REWARD, TOKENS, TRUNCATED, VERSION
 from headrace.registry import load, settings_of
 
-STORED = (TOKENS, LOSS_MASK, BEHAVIOUR_LOGPROBS, REWARD, GROUP, VERSION)
+STORED = (TOKENS, LOSS_MASK, BEHAVIOUR_LOGPROBS, REWARD, GROUP, VERSION, TRUNCATED)
 
 
 def describe(job: Job) -> str:
@@ -62,8 +62,8 @@ def _phases(job: Job) -> list[str]:
         lines += [
             f"  {phase.name}: {phase.steps} batches{end}",
             f"    algorithm  {phase.algorithm.use}, on {source}",
-            f"    batch      {batch.groups} groups x {batch.group_size} trajectories in {batch.mini_batches} "
-            f"optimiser steps, {batch.micro_batch_tokens} tokens at a time",
+            f"    batch      {batch.groups} groups x {batch.group_size} trajectories, {batch.mini_batches} "
+            f"mini-batches, {batch.micro_batch_tokens} tokens per micro-batch",
         ]
         if needs.rollout:
             bound = phase.staleness.settings["max_staleness"]
