@@ -77,7 +77,7 @@ class Run:
         self.directory = run_dir
         sets = [word for override in overrides for word in ("--set", override)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "headrace.cli", "run", str(job), "--run-dir", str(run_dir), *sets],
+            [sys.executable, "-m", "headrace", "run", str(job), "--run-dir", str(run_dir), *sets],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
