@@ -67,6 +67,8 @@ class EnvironmentConfig(PluginConfig):
     """Killable scoring processes per worker."""
     scoring_deadline: Annotated[float, Field(gt=0)] = 10.0
     """Seconds."""
+    max_failed_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """The run stops when more of a batch's trajectories than this raised, hung or could not be scored."""
     python: str | None = None
     """Interpreter of the workers; None: the controller's own."""
 

@@ -47,7 +47,8 @@ class Measures:
                 "optimizer_steps": self.optimizer_steps,
                 **{name: metric.value for name, metric in sorted(reply.metrics.items())},
                 "rollout/tokens_per_second": tally.response_tokens / elapsed,
-                "rollout/unscored": sum(tally.unscored.values()),
+                "rollout/failed": sum(tally.failed.values()),
+                **{f"rollout/failed/{reason}": count for reason, count in sorted(tally.failed.items())},
                 "train/tokens_per_second": reply.tokens / busy if busy > 0 else 0.0,
                 "train/seconds": busy,
                 "trainer/wait_seconds": wait_seconds,
@@ -62,4 +63,4 @@ class Measures:
             step=step,
         )
         tally.response_tokens = 0
-        tally.unscored.clear()
+        tally.failed.clear()

@@ -39,6 +39,7 @@ def group_plan(job: Job, phase: Phase, environment: Environment) -> GroupPlan:
         temperature=job.rollout.temperature,
         task_index=task_order(environment.size("train"), seed=seed),
         seed=lambda trajectory: derive_seed(seed, "trajectory", trajectory),
+        max_failed_share=job.environment.max_failed_share,
     )
 
 

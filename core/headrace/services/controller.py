@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import RunError
 from headrace.flow import BatchLease, Flow, Ticket
+from headrace.services.failures import FailureShare
 from headrace.services.fleet import Fleet
 from headrace.services.messages import (
     EvaluationDone,
@@ -33,8 +34,6 @@ from headrace.services.worker import WORK_POLL_SECONDS
 from headrace.wire import rpc
 
 LEASE_SECONDS = 3600.0
-MAX_FAILED_IN_A_ROW = 32
-"""Groups that fail one after another before the run stops: the environment is broken, not a prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +47,8 @@ class GroupPlan:
     """Group id → index in the environment's stream."""
     seed: Callable[[int], int]
     """Trajectory id → sampling seed."""
+    max_failed_share: float
+    """Of the trajectories of a batch, before the run stops."""
 
 
 @dataclass(slots=True)
@@ -55,7 +56,8 @@ class Tally:
     """Counted since the last reading."""
 
     response_tokens: int = 0
-    unscored: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    """Trajectories that failed or could not be scored, by reason."""
 
 
 class Controller:
@@ -74,7 +76,7 @@ class Controller:
         self._workers: deque[asyncio.Future[WorkItem]] = deque()
         self._batch: asyncio.Future[BatchLease] | None = None
         self._publishable: asyncio.Future[None] | None = None
-        self._failed_in_a_row = 0
+        self._failures: FailureShare | None = None
         self._to_free: list[int] = []
         fleet.changed = self.pump
 
@@ -123,6 +125,7 @@ class Controller:
     def begin_phase(self, flow: Flow, plan: GroupPlan) -> None:
         """From now on work comes from ``flow``."""
         self._flow, self._plan = flow, plan
+        self._failures = FailureShare(window=flow.batch_groups * flow.group_size, limit=plan.max_failed_share)
         self.pump()
 
     def end_phase(self, reason: str) -> None:
@@ -265,8 +268,7 @@ class Controller:
         if flow is None or not flow.knows(entry.group):
             self._to_free.extend(entry.trajectories)
             return
-        self._failed_in_a_row = 0
-        self.tally.unscored.update(entry.unscored)
+        self._count_failures(len(entry.trajectories), entry.unscored, entry.detail)
         rows = zip(entry.trajectories, entry.versions, entry.tokens, entry.nbytes, entry.rewards, strict=True)
         for trajectory, version, tokens, nbytes, reward in rows:
             self._emit("trajectory_scored", trajectory=trajectory, reward=reward)
@@ -294,15 +296,16 @@ class Controller:
         rows = flow.drop_group(entry.group, entry.reason)
         self._emit("group_dropped", group=entry.group, trajectories=rows, reason=entry.reason)
         self._to_free.extend(rows)
-        self._failed_in_a_row += 1
-        if self._failed_in_a_row >= MAX_FAILED_IN_A_ROW and not self.failed.done():
-            self.failed.set_exception(
-                RunError(
-                    f"{self._failed_in_a_row} groups in a row failed; the last with {entry.reason}",
-                    origin=entry.detail,
-                    fix="run the environment alone on one task; the first line of its own code is in the traceback",
-                )
-            )
+        self._count_failures(len(rows), {entry.reason: len(rows)}, entry.detail)
+
+    def _count_failures(self, trajectories: int, failed: Mapping[str, int], detail: str) -> None:
+        assert self._failures is not None
+        self.tally.failed.update(failed)
+        try:
+            self._failures.record(trajectories=trajectories, failed=failed, detail=detail)
+        except RunError as error:
+            if not self.failed.done():
+                self.failed.set_exception(error)
 
     def _require_flow(self) -> Flow:
         assert self._flow is not None, "no phase is running"

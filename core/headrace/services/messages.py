@@ -223,6 +223,8 @@ class GroupStored(Message, frozen=True, tag=True):
     rewards: list[float]
     unscored: dict[str, int] = {}
     """Members that could not be scored, by reason."""
+    detail: str = ""
+    """Traceback of the first of them."""
 
 
 class GroupFailed(Message, frozen=True, tag=True):

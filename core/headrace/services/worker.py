@@ -12,6 +12,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -40,7 +41,6 @@ from headrace.contract.columns import (
     TRUNCATED,
     VERSION,
 )
-from headrace.errors import HeadraceError
 from headrace.registry import build
 from headrace.services.messages import (
     EvaluationDone,
@@ -106,6 +106,22 @@ class _Session:
         )
         self.completions.append(completion)
         return completion
+
+
+@dataclass(slots=True)
+class _Scores:
+    """One score per episode; an episode that could not be scored has reward NaN, and its reason is counted."""
+
+    scores: list[Score] = field(default_factory=list)
+    unscored: Counter[str] = field(default_factory=Counter)
+    detail: str = ""
+
+    def add(self, outcome: Score | ScoringFailure) -> None:
+        if isinstance(outcome, ScoringFailure):
+            self.unscored[outcome.reason] += 1
+            self.detail = self.detail or outcome.detail
+            outcome = Score(reward=float("nan"))
+        self.scores.append(outcome)
 
 
 class WorkerService(NodeService):
@@ -180,9 +196,9 @@ class WorkerService(NodeService):
         try:
             tasks = [self._environment.task(m.task, split=item.split) for m in item.members]
             episodes = await self._episodes(item, tasks)
-            scores, unscored = await self._scores(tasks, episodes)
-            await self._store(item, episodes, scores, unscored)
-        except (HeadraceError, *PLUGIN_ERRORS) as error:
+            await self._store(item, episodes, await self._scores(tasks, episodes))
+        except Exception as raised:  # a worker supervises plugins: what one raises fails its group, with traceback
+            error = _first(raised)
             self._entries.put_nowait(
                 GroupFailed(
                     group=item.group,
@@ -219,23 +235,15 @@ class WorkerService(NodeService):
             self._instances[address] = Client(address)
         return self._instances[address]
 
-    async def _scores(self, tasks: Sequence[Task], episodes: Sequence[Episode]) -> tuple[list[Score], dict[str, int]]:
-        """One score per episode; an episode that cannot be scored has reward NaN, and its reason is counted."""
-        outcomes = await self._scoring.score_many(list(zip(tasks, episodes, strict=True)))
-        scores: list[Score] = []
-        unscored: Counter[str] = Counter()
-        for outcome in outcomes:
-            if isinstance(outcome, ScoringFailure):
-                unscored[outcome.reason] += 1
-                outcome = Score(reward=float("nan"))
-            scores.append(outcome)
-        return scores, dict(unscored)
+    async def _scores(self, tasks: Sequence[Task], episodes: Sequence[Episode]) -> _Scores:
+        scored = _Scores()
+        for outcome in await self._scoring.score_many(list(zip(tasks, episodes, strict=True))):
+            scored.add(outcome)
+        return scored
 
-    async def _store(
-        self, item: WorkItem, episodes: Sequence[Episode], scores: Sequence[Score], unscored: dict[str, int]
-    ) -> None:
+    async def _store(self, item: WorkItem, episodes: Sequence[Episode], scored: _Scores) -> None:
         versions = [min((s.version for s in e.spans), default=item.version) for e in episodes]
-        batch = _rows(item, episodes, scores, versions)
+        batch = _rows(item, episodes, scored.scores, versions)
         nbytes = await self._storage.put(batch)
         share = nbytes // len(episodes)
         self._entries.put_nowait(
@@ -245,8 +253,9 @@ class WorkerService(NodeService):
                 versions=versions,
                 tokens=[len(e.tokens) for e in episodes],
                 nbytes=[share] * len(episodes),
-                rewards=[s.reward for s in scores],
-                unscored=unscored,
+                rewards=[s.reward for s in scored.scores],
+                unscored=dict(scored.unscored),
+                detail=scored.detail,
             )
         )
 
@@ -255,13 +264,13 @@ class WorkerService(NodeService):
     async def _evaluate(self, item: WorkItem) -> None:
         tasks = [self._environment.task(m.task, split=item.split) for m in item.members]
         episodes = await self._episodes(item, tasks)
-        scores, failed = await self._scores(tasks, episodes)
+        scored = await self._scores(tasks, episodes)
         self._entries.put_nowait(
             EvaluationDone(
                 item=item.group,
                 greedy=item.greedy,
                 versions=sorted({s.version for e in episodes for s in e.spans}),
-                failed=failed,
+                failed=dict(scored.unscored),
                 samples=[
                     EvaluationSample(
                         task=m.task,
@@ -270,14 +279,17 @@ class WorkerService(NodeService):
                         reward=s.reward,
                         correct=s.reward >= 1 if s.correct is None else s.correct,
                     )
-                    for m, t, e, s in zip(item.members, tasks, episodes, scores, strict=True)
+                    for m, t, e, s in zip(item.members, tasks, episodes, scored.scores, strict=True)
                 ],
             )
         )
 
 
-PLUGIN_ERRORS = (Exception,)
-"""What an environment may raise. A worker supervises plugins: their errors fail the group, with traceback."""
+def _first(error: Exception) -> Exception:
+    """The first error of a group of them."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _finished(item: WorkItem, member: Member, episode: Episode, started: float) -> TrajectoryFinished:

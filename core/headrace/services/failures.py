@@ -1,0 +1,54 @@
+"""When failures of single trajectories become a failure of the run.
+
+A trajectory that fails (its episode or its score raised, ran past its deadline, crashed) is contained and counted by
+reason. Invariant: once more than ``limit`` of the last ``window`` trajectories have failed, the run stops, with the
+first of those failures as its author would want to see it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+
+from headrace.errors import RunError
+
+
+class FailureShare:
+    """Counts the newest ``window`` trajectories. ``limit``: share in 0..1."""
+
+    def __init__(self, *, window: int, limit: float) -> None:
+        self._window = window
+        self._limit = limit
+        self._recent: deque[tuple[int, int]] = deque()
+        self._seen = 0
+        self._failed = 0
+        self._details: deque[str] = deque()
+        self.reasons: Counter[str] = Counter()
+
+    def record(self, *, trajectories: int, failed: Mapping[str, int], detail: str = "") -> None:
+        """``failed``: how many of ``trajectories`` failed, by reason; ``detail``: the first one's traceback. RunError
+        when the share has passed the limit."""
+        count = sum(failed.values())
+        self.reasons.update(failed)
+        self._recent.append((trajectories, count))
+        self._seen += trajectories
+        self._failed += count
+        if detail:
+            self._details.append(detail)
+        while self._seen - self._recent[0][0] >= self._window:
+            old, old_failed = self._recent.popleft()
+            self._seen -= old
+            self._failed -= old_failed
+        if self._failed == 0:
+            self._details.clear()
+        if self._seen >= self._window and self._failed > self._limit * self._seen:
+            raise RunError(
+                f"{self._failed} of the last {self._seen} trajectories failed, more than the limit of "
+                f"{self._limit:.0%}: {', '.join(f'{n} {r}' for r, n in self.reasons.most_common())}",
+                origin=f"environment; the first of them:\n{_indented(self._details[0] if self._details else '')}",
+                fix="mend the reward or environment, or raise [environment] max_failed_share",
+            )
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    | {line}" for line in text.rstrip().splitlines())
