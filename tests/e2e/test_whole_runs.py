@@ -97,7 +97,9 @@ def test_synchronous_and_multi_version_without_staleness_train_the_same_rows_to_
 
 
 def test_another_seed_gives_another_run(start: Start) -> None:
-    first, second = (start("staleness.policy=synchronous", "staleness.max_staleness=0", s) for s in ("job.seed=1", "job.seed=2"))
+    first, second = (
+        start("staleness.policy=synchronous", "staleness.max_staleness=0", s) for s in ("job.seed=1", "job.seed=2")
+    )
     assert (first.wait(), second.wait()) == (0, 0)
     assert digests(first)[-1] != digests(second)[-1]
 
