@@ -76,7 +76,8 @@ def _scores(
     if temperature != 1.0:
         logits = logits / temperature
     table = torch.log_softmax(logits, dim=-1)
-    logprobs = table.reshape(-1).index_select(0, predictor * table.shape[1] + targets)
+    logprobs = rows_of(table.reshape(-1, 1), predictor * table.shape[1] + targets).squeeze(1)
     if not entropy:
         return logprobs, None
-    return logprobs, -(table.exp() * table).sum(-1).index_select(0, predictor)
+    entropies = -(table.exp() * table).sum(-1, keepdim=True)
+    return logprobs, rows_of(entropies, predictor).squeeze(1)

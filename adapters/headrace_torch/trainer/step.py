@@ -52,6 +52,7 @@ class GradientStep(TrainingStep):
         self._require_open()
         if not 0.0 <= denominator < math.inf:
             raise ValueError(f"the denominator of a step must be finite and at least 0, got {denominator}")
+        metrics = self._metrics.merged()
         self._close()
         loss, update = self._update(denominator)
         return StepResult(
@@ -59,7 +60,7 @@ class GradientStep(TrainingStep):
             loss=loss,
             gradient_norm=update.gradient_norm,
             learning_rate=update.learning_rate,
-            metrics=self._metrics.merged(),
+            metrics=metrics,
         )
 
     def discard(self) -> None:
