@@ -22,6 +22,8 @@ from headrace.config import check_job, dumps, load_job
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
 DEMO = ROOT / "examples" / "sort_symbols" / "job.toml"
+PHASE_TABLES = ("algorithm", "batch", "staleness", "trainer")
+CORE_KEYS = {"instances", "max_new_tokens", "temperature", "workers", "scoring_workers", "threads", "concurrency"}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NAMED = re.compile(r"# ([\w.]+\.\w+)\n")
 
@@ -52,29 +54,27 @@ def run_python(text: str, folder: Path) -> None:
 
 
 def check_fragment(text: str, folder: Path) -> None:
-    """A table that selects another plugin replaces the demo's; core's own keys of it stay."""
+    """Lay a fragment over the demo job, and its phase tables over the demo's last phase."""
     job: dict[str, Any] = tomllib.loads(DEMO.read_text())
-    for name, value in tomllib.loads(text).items():
-        kept = job.get(name, {})
-        if isinstance(value, dict) and isinstance(kept, dict):
-            other = "use" in value and value["use"] != kept.get("use")
-            core = {
-                "instances",
-                "max_new_tokens",
-                "temperature",
-                "workers",
-                "scoring_workers",
-                "threads",
-                "concurrency",
-            }
-            kept = {key: v for key, v in kept.items() if key in core} if other else kept
-            job[name] = {**kept, **value}
-        else:
-            job[name] = value
+    fragment = tomllib.loads(text)
+    for name, value in fragment.items():
+        job[name] = overlaid(job.get(name), value)
+    if "phase" not in fragment:
+        last = job["phase"][-1]
+        last.update({name: overlaid(last.get(name), fragment[name]) for name in PHASE_TABLES if name in fragment})
     path = folder / "fragment.toml"
     path.write_text(dumps(job))
     errors = [str(finding) for finding in check_job(load_job(path)) if finding.severity == "error"]
     assert errors == [], text
+
+
+def overlaid(kept: Any, value: Any) -> Any:
+    """``value``'s keys over ``kept``'s; of another plugin's table only core's own keys stay."""
+    if not isinstance(kept, dict) or not isinstance(value, dict):
+        return value
+    if "use" in value and value["use"] != kept.get("use"):
+        kept = {key: kept[key] for key in CORE_KEYS & set(kept)}
+    return {**kept, **value}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
