@@ -70,7 +70,8 @@ class TrainingStep(ABC):
     @abstractmethod
     def finish(self, *, denominator: float) -> StepResult:
         """Divide by ``denominator`` (of the whole step), clip, step. A denominator of 0 is a step without
-        trainable tokens: loss 0, zero gradient, nothing applied."""
+        trainable tokens: loss 0, zero gradient, nothing applied. With another denominator and nothing accumulated the
+        step is applied with a zero gradient, so that leaving out rows that cannot contribute equals computing them."""
 
     @abstractmethod
     def discard(self) -> None:
@@ -111,12 +112,12 @@ class TrainingEngine(Plugin, ABC):
 
     @abstractmethod
     def save(self, path: str, *, kind: SaveKind) -> None:
-        """``resume``: everything that training needs to go on bit for bit. ``export``: a Hugging Face
+        """``resume``: everything that training needs to go on bit for bit, snapshots included. ``export``: a Hugging Face
         directory, tokenizer files included. ``path`` is a directory, created when missing."""
 
     @abstractmethod
     def load(self, path: str) -> None:
-        """Restore a ``resume`` save. RunError when a part is missing or of another model."""
+        """Restore a ``resume`` save, whole or not at all. RunError when a part is missing or of another model."""
 
     @abstractmethod
     def close(self) -> None:

@@ -153,8 +153,8 @@ class TrainerService(NodeService):
 
     @rpc
     async def logprobs(self, batch: Batch) -> Batch:
-        """The current policy's log-probs of ``batch`` (columns ``tokens``, ``loss_mask``), untempered rows first:
-        the start-up self-check compares them with an engine's."""
+        """The current policy's log-probs of ``batch`` (columns ``tokens``, ``loss_mask``) at the phase's sampling
+        temperature: the start-up self-check compares them with an engine's."""
         phase = self._running()
         outputs = await self._on_engine_thread(lambda: phase.engine.forward(batch, temperature=phase.setup.temperature))
         return Batch(rows=batch.rows, columns={"logprobs": outputs["logprobs"]})
@@ -243,9 +243,14 @@ class _Phase:
     def _step(self, batch: Batch, trained: np.ndarray) -> StepResult:
         step = self.engine.begin_step(self._loss)
         lengths = batch.ragged(TOKENS).lengths
-        for rows in micro_batches(lengths, token_budget=self.setup.micro_batch_tokens, rows=np.flatnonzero(trained)):
-            step.accumulate(batch.take(rows))
-        return step.finish(denominator=float(batch.dense(DENOMINATOR).sum()))
+        budget = self.setup.micro_batch_tokens
+        try:
+            for rows in micro_batches(lengths, token_budget=budget, rows=np.flatnonzero(trained)):
+                step.accumulate(batch.take(rows))
+            return step.finish(denominator=float(batch.dense(DENOMINATOR).sum()))
+        except BaseException:
+            step.discard()
+            raise
 
 
 def _step_metrics(result: StepResult) -> dict[str, Metric]:
