@@ -112,7 +112,7 @@ class TrainingEngine(Plugin, ABC):
 
     @abstractmethod
     def save(self, path: str, *, kind: SaveKind) -> None:
-        """``resume``: everything that training needs to go on bit for bit, snapshots included. ``export``: a Hugging Face
+        """``resume``: all that training needs to go on bit for bit, snapshots included. ``export``: a Hugging Face
         directory, tokenizer files included. ``path`` is a directory, created when missing."""
 
     @abstractmethod
