@@ -39,7 +39,7 @@ from headrace.contract import (
 )
 from headrace.errors import ConfigError, ContractError, PluginError
 from headrace.hooks import Observer
-from headrace.validation import near_miss, validate
+from headrace.validation import Problem, near_miss, validate
 
 ROLES: Mapping[str, type[Plugin]] = MappingProxyType(
     {
@@ -113,11 +113,25 @@ def build(spec: PluginSpec) -> Plugin:
 
 def settings_of(cls: type[Plugin], table: Mapping[str, Any], *, origin: str = "") -> Any:
     """``table`` as an instance of ``cls.Settings``. ConfigError names every problem."""
-    settings, problems = validate(cls.Settings, table)
+    settings, problems = judge_settings(cls, table, origin=origin)
     if problems:
         message = "; ".join(f"{'.'.join(map(str, p.path))}: {p.message}" if p.path else p.message for p in problems)
         raise ConfigError(f"settings of {cls.__name__}: {message}", origin=origin, fix=problems[0].fix)
     return settings
+
+
+def judge_settings(cls: type[Plugin], table: Mapping[str, Any], *, origin: str = "") -> tuple[Any, list[Problem]]:
+    """``table`` as an instance of ``cls.Settings``, or None and every problem. ContractError when the class itself
+    cannot be validated against, for example for an annotation that names nothing."""
+    try:
+        return validate(cls.Settings, table)
+    except Exception as error:  # annotations and __post_init__ are a plugin's code; wrapped once, here
+        reason = next(iter(str(error).splitlines()), "")
+        raise ContractError(
+            f"settings of {cls.__name__} cannot be validated: {type(error).__name__}: {reason}",
+            origin=origin,
+            fix="annotate them with plain types, and raise ValueError for a wrong value",
+        ) from error
 
 
 def require(role: str, use: str, *, origin: str = "") -> None:

@@ -31,9 +31,9 @@ from headrace.contract import (
     TrainingEngine,
 )
 from headrace.errors import ConfigError, ContractError, HeadraceError, WiringError
-from headrace.registry import PluginSpec, load, require
+from headrace.registry import PluginSpec, judge_settings, load, require
 from headrace.validation import Path as KeyPath
-from headrace.validation import keys_at, near_miss, unknown_key, validate
+from headrace.validation import keys_at, near_miss, unknown_key
 
 T = TypeVar("T")
 
@@ -138,6 +138,7 @@ class _Checker:
             cls = load(spec.role, spec.use, directory=spec.directory, origin=spec.origin)
             if self._interpreter(table) is None:
                 require(spec.role, spec.use, origin=spec.origin)
+            settings, problems = judge_settings(cls, spec.settings, origin=spec.origin)
         except HeadraceError as error:
             self.errors.append(error)
             return None
@@ -147,7 +148,6 @@ class _Checker:
             message = f"settings of {spec.use!r} are named like keys of core: {', '.join(clash)}"
             self.errors.append(ContractError(message, origin=spec.origin, fix="rename them in the plugin"))
             return None
-        settings, problems = validate(cls.Settings, spec.settings)
         for problem in problems:
             self._setting_error(cls, problem.path, problem.message, problem.fix, reserved, places or ((table,),))
         return None if problems else _Selected(spec, cls, settings)

@@ -208,3 +208,20 @@ def test_a_plugin_without_settings_takes_none() -> None:
 
 def test_every_role_has_a_base_class_and_can_be_listed() -> None:
     assert {item.role for item in listing()} <= set(ROLES)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("        path: 'NoSuchType'", "PydanticUserError: .*NoSuchType"),
+        ("        pages: int = 0\n        def __post_init__(self): raise KeyError('pages')", "KeyError: 'pages'"),
+    ],
+)
+def test_settings_that_cannot_be_validated_are_the_plugins_fault(tmp_path: Path, body: str, message: str) -> None:
+    (tmp_path / "vague.py").write_text(
+        "from dataclasses import dataclass\nfrom headrace.hooks import Observer\n"
+        f"class Vague(Observer):\n    @dataclass(frozen=True)\n    class Settings:\n{body}\n"
+    )
+    cls = load("observer", "./vague.py:Vague", directory=str(tmp_path))
+    with pytest.raises(ContractError, match=f"settings of Vague cannot be validated: ({message})"):
+        settings_of(cls, {})
