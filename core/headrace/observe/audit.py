@@ -223,7 +223,7 @@ class _Auditor:
             "optimizer_steps": batches.optimizer_steps,
             "versions_published": versions.published,
             "evaluations": versions.evaluations,
-            "staleness": dict(sorted(batches.staleness.items())),
+            "staleness": {phase: dict(sorted(counts.items())) for phase, counts in batches.staleness.items()},
             "max_staleness": {phase.phase: phase.max_staleness for phase in self._phases},
             "self_check": self._self_check,
         }

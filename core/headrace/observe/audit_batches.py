@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from headrace.observe.audit_findings import Findings
 from headrace.observe.audit_trajectories import DROPPED, SKIPPED, SKIPPED_REASON, TRAINED, Trajectory, TrajectoryChecker
@@ -24,8 +24,8 @@ class BatchChecker:
         self.trained = 0
         self.skipped = 0
         self.optimizer_steps = 0
-        self.staleness: Counter[int] = Counter()
-        """Trained rows by staleness."""
+        self.staleness: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        """Phase → trained rows by staleness."""
 
     # ------------------------------------------------------------ taken
 
@@ -155,10 +155,10 @@ class BatchChecker:
 
     def _check_staleness(self, row: int, event: BatchTrained, trajectory: Trajectory) -> None:
         staleness = event.version - trajectory.oldest
-        self.staleness[staleness] += 1
-        bound = trajectory.group.phase.max_staleness
+        phase = trajectory.group.phase
+        self.staleness[phase.phase][staleness] += 1
         self._check(
-            0 <= staleness <= bound,
+            0 <= staleness <= phase.max_staleness,
             "staleness",
             event.seq,
             "row {} of version {} trained at version {}: staleness {}, max_staleness {}",
@@ -166,5 +166,5 @@ class BatchChecker:
             trajectory.oldest,
             event.version,
             staleness,
-            bound,
+            phase.max_staleness,
         )

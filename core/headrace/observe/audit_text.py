@@ -58,13 +58,14 @@ def _books(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _staleness(summary: Mapping[str, Any]) -> Iterator[str]:
-    bounds = ", ".join(f"{phase} {bound}" for phase, bound in summary["max_staleness"].items())
-    yield f"staleness of trained rows (max_staleness: {bounds or 'no phase'})"
-    histogram: Mapping[int, int] = summary["staleness"]
-    total, longest = sum(histogram.values()), max(histogram.values(), default=1)
-    for staleness, count in histogram.items():
-        bar = "█" * max(1, round(BAR * count / longest))
-        yield f"{staleness:>5}  {bar:<{BAR}}  {count:>10,}  {count / total:6.1%}"
+    yield "staleness of trained rows"
+    histograms: Mapping[str, Mapping[int, int]] = summary["staleness"]
+    for phase, histogram in histograms.items():
+        yield f"  phase {phase}, max_staleness {summary['max_staleness'][phase]}"
+        total, longest = sum(histogram.values()), max(histogram.values())
+        for staleness, count in histogram.items():
+            bar = "█" * max(1, round(BAR * count / longest))
+            yield f"{staleness:>5}  {bar:<{BAR}}  {count:>10,}  {count / total:6.1%}"
 
 
 def _rules(result: AuditResult) -> Iterator[str]:

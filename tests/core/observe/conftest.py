@@ -45,6 +45,7 @@ class Simulation:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._steps, self._warm_up, self._batch_groups, self._group_size = steps, warm_up, batch_groups, group_size
         self._k, self._evaluate_every = max_staleness, evaluate_every
+        self._oversupply = min(max_staleness, 1.5)
         self._free = {"rollout-0": slots, "rollout-1": slots}
         self._served = {name: -1 for name in self._free}
         self._version = self._group = self._step = 0
@@ -166,7 +167,7 @@ class Simulation:
     def _admissible(self) -> bool:
         outstanding = len(self._waiting) + len(self._ready)
         free = sum(slots for name, slots in self._free.items() if self._served[name] == self._version)
-        return outstanding < min(self._k, 2) * self._batch_groups and free >= self._group_size
+        return outstanding < self._oversupply * self._batch_groups and free >= self._group_size
 
     def _dispatch(self, kind: str, *, instance_of: Callable[[int], str]) -> int:
         group, version = self._group, self._version
@@ -343,11 +344,9 @@ class Simulation:
 
     def _samples(self, skill: float) -> list[dict[str, Any]]:
         samples = []
-        for index in range(8):
-            digits = [self._random.choice("abcdefgh") for _ in range(5)]
-            right = index / 8 < skill
-            answer = "".join(sorted(digits) if right else digits)
-            samples.append({"prompt": f"sort {''.join(digits)} =", "answer": answer, "reward": float(right)})
+        for index, word in enumerate(("dbca", "hgea", "fedb", "cabh", "bdac", "gfeh", "ehab", "acgd")):
+            answer = "".join(sorted(word)) if index / 8 < skill else word
+            samples.append({"prompt": f"sort {word} =", "answer": answer, "reward": float(answer != word)})
         return samples
 
     def _finish(self) -> None:

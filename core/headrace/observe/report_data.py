@@ -1,0 +1,171 @@
+"""What a report is drawn from: one pass over each of a run's files, reduced to what a plot needs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from headrace.observe.events import (
+    BatchTrained,
+    EvaluationFinished,
+    GroupDropped,
+    PhaseStarted,
+    RowStored,
+    RunFinished,
+    RunStarted,
+    TrajectoryFinished,
+    VersionPublished,
+    read_events,
+)
+from headrace.observe.records import EvaluationRecord, MetricsRecord, read_evaluations, read_metrics
+
+JOB_FILE = "job.json"
+MERGE_AT = 256
+"""Intervals kept apart before overlapping ones are joined: memory follows versions, not trajectories."""
+
+
+class Interval(NamedTuple):
+    """``start`` and ``stop`` in seconds since the run began, and how many things it is the union of."""
+
+    start: float
+    stop: float
+    size: int = 1
+
+
+@dataclass(slots=True)
+class RunData:
+    """A run. Times are seconds since ``run_started``."""
+
+    job_name: str = ""
+    status: str | None = None
+    reason: str = ""
+    started: float = 0.0
+    """Unix seconds."""
+    seconds: float = 0.0
+    instances: list[str] = field(default_factory=list)
+    phases: list[PhaseStarted] = field(default_factory=list)
+    published: list[tuple[int, float]] = field(default_factory=list)
+    trained: list[tuple[int, Interval]] = field(default_factory=list)
+    """Version and time of each training batch."""
+    waits: list[tuple[int, float, float]] = field(default_factory=list)
+    """Version, seconds waited, seconds busy of each training batch."""
+    generated: dict[tuple[str, int], list[Interval]] = field(default_factory=dict)
+    """(instance, version) → when it was generating with it."""
+    evaluations: list[EvaluationFinished] = field(default_factory=list)
+    generated_lengths: Counter[int] = field(default_factory=Counter)
+    """Response tokens → sampled trajectories."""
+    trained_lengths: Counter[int] = field(default_factory=Counter)
+    truncated: int = 0
+    metrics: list[MetricsRecord] = field(default_factory=list)
+    samples: list[EvaluationRecord] = field(default_factory=list)
+    job: Mapping[str, Any] = field(default_factory=dict)
+
+    def since_start(self, unix_seconds: float) -> float:
+        """A wall-clock time on the run's own clock."""
+        return unix_seconds - self.started
+
+    @property
+    def idle_share(self) -> float | None:
+        """Share of the trainer's time spent waiting for a batch, over the whole run."""
+        waited, busy = sum(w for _, w, _ in self.waits), sum(b for _, _, b in self.waits)
+        return waited / (waited + busy) if waited + busy > 0 else None
+
+
+def collect(run_dir: Path) -> RunData:
+    """Read a run directory. RunError when there is no event log; other files may be absent."""
+    data = RunData()
+    _Reading(data).read(run_dir)
+    if (run_dir / "metrics.jsonl").exists():
+        data.metrics = list(read_metrics(run_dir))
+    if (run_dir / "evaluation.jsonl").exists():
+        data.samples = list(read_evaluations(run_dir))
+    if (run_dir / JOB_FILE).exists():
+        data.job = json.loads((run_dir / JOB_FILE).read_text())
+    return data
+
+
+def merge(intervals: Iterable[Interval], *, gap: float) -> list[Interval]:
+    """The union of intervals, in order; those less than ``gap`` apart become one, and sizes add up."""
+    merged: list[Interval] = []
+    for interval in sorted(intervals):
+        if merged and interval.start <= merged[-1].stop + gap:
+            last = merged[-1]
+            merged[-1] = Interval(last.start, max(last.stop, interval.stop), last.size + interval.size)
+        else:
+            merged.append(interval)
+    return merged
+
+
+class _Reading:
+    """The pass over the event log."""
+
+    def __init__(self, data: RunData) -> None:
+        self._data = data
+        self._lengths: dict[int, int] = {}
+        """Response tokens of trajectories that are neither trained nor dropped."""
+        self._rows: dict[int, int] = {}
+        """Row → trajectory, of rows that are not trained."""
+        self._generating: defaultdict[tuple[str, int], list[Interval]] = defaultdict(list)
+
+    def read(self, run_dir: Path) -> None:
+        data = self._data
+        handlers = {
+            RunStarted: self._run_started,
+            PhaseStarted: data.phases.append,
+            VersionPublished: self._published,
+            TrajectoryFinished: self._finished,
+            RowStored: self._stored,
+            GroupDropped: self._dropped,
+            BatchTrained: self._trained,
+            EvaluationFinished: data.evaluations.append,
+            RunFinished: self._run_finished,
+        }
+        last = None
+        for event in read_events(run_dir):
+            last = event
+            if handle := handlers.get(type(event)):
+                handle(event)  # type: ignore[operator]  # each takes the events of its own key
+        data.seconds = data.since_start(last.time) if last else 0.0
+        gap = data.seconds / 2000
+        data.generated = {key: merge(found, gap=gap) for key, found in sorted(self._generating.items())}
+
+    def _run_started(self, event: RunStarted) -> None:
+        self._data.job_name, self._data.started, self._data.instances = event.job, event.time, event.instances
+
+    def _run_finished(self, event: RunFinished) -> None:
+        self._data.status, self._data.reason = event.status, event.reason
+
+    def _published(self, event: VersionPublished) -> None:
+        self._data.published.append((event.version, self._data.since_start(event.time)))
+
+    def _finished(self, event: TrajectoryFinished) -> None:
+        data = self._data
+        if not event.spans:
+            return
+        span = Interval(data.since_start(event.started), data.since_start(event.finished))
+        spans = self._generating[event.instance, event.spans[0][0]]
+        spans.append(span)
+        if len(spans) > MERGE_AT:
+            spans[:] = merge(spans, gap=0.0)
+        data.generated_lengths[event.response_tokens] += 1
+        data.truncated += event.finish_reason == "length"
+        self._lengths[event.trajectory] = event.response_tokens
+
+    def _stored(self, event: RowStored) -> None:
+        self._rows[event.row] = event.trajectory
+
+    def _dropped(self, event: GroupDropped) -> None:
+        for trajectory in event.trajectories:
+            self._lengths.pop(trajectory, None)
+
+    def _trained(self, event: BatchTrained) -> None:
+        data = self._data
+        span = Interval(data.since_start(event.started), data.since_start(event.finished))
+        data.trained.append((event.version, span))
+        data.waits.append((event.version, event.wait_seconds, event.finished - event.started))
+        trained = {self._rows.pop(row, row) for row in event.rows}
+        data.trained_lengths.update(self._lengths.pop(t) for t in trained if t in self._lengths)

@@ -1,0 +1,137 @@
+"""The Gantt chart: who did what when, coloured by policy version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.observe.report_data import Interval, RunData
+from headrace.observe.report_figures import Figure, Panel, axis, time_unit
+
+MAX_INSTANCES = 32
+"""Rows of the chart; of a larger fleet the first so many are drawn."""
+
+Bar = tuple[int, Interval]
+"""A version and when it was at work."""
+
+
+def timeline(data: RunData) -> Panel | None:
+    """Rollout instances and the trainer over time. An instance that serves several versions at once has a lane for
+    each that overlaps."""
+    if not data.trained and not data.generated:
+        return None
+    unit, scale = time_unit(data.seconds)
+    instances = [name for name in data.instances if any(key[0] == name for key in data.generated)]
+    drawn = instances[:MAX_INSTANCES]
+    rows = [("trainer", [data.trained])]
+    for name in reversed(drawn):
+        bars = [(v, span) for (instance, v), spans in data.generated.items() if instance == name for span in spans]
+        rows.append((name, lanes(bars)))
+    figure = _draw(data, rows, unit, scale)
+    left_out = f" {len(instances) - len(drawn)} more instances are not drawn." if len(instances) > len(drawn) else ""
+    caption = (
+        "Colour is the policy version: the one an instance samples with, and the one the trainer works on. "
+        f"Drag to zoom, double-click to go back.{left_out}"
+    )
+    return Panel(title="Who worked when, on which version", caption=caption, figure=figure, wide=True)
+
+
+def lanes(bars: Sequence[Bar]) -> list[list[Bar]]:
+    """Spread overlapping bars over as few lanes as needed: each goes to the first lane that is free."""
+    spread: list[list[Bar]] = []
+    for bar in sorted(bars, key=lambda b: b[1].start):
+        for lane in spread:
+            if lane[-1][1].stop <= bar[1].start:
+                lane.append(bar)
+                break
+        else:
+            spread.append([bar])
+    return spread
+
+
+def _draw(data: RunData, rows: Sequence[tuple[str, list[list[Bar]]]], unit: str, scale: float) -> Figure:
+    traces: list[Figure] = []
+    ticks: list[float] = []
+    height = 0.0
+    for name, row in rows:
+        start = height
+        for lane in row:
+            traces.append(_lane(name, lane, height + 0.5, scale))
+            height += 1
+        ticks.append((start + height) / 2)
+        height += 0.7
+    traces += _events(data, scale, height)
+    layout = {
+        "barmode": "overlay",
+        "height": 130 + 26 * round(height),
+        "xaxis": axis(unit, range=[0, data.seconds / scale]),
+        "yaxis": {
+            "tickvals": [*ticks, height + 0.3],
+            "ticktext": [*(name for name, _ in rows), "evaluation"],
+            "range": [-0.2, height + 0.9],
+            "showgrid": False,
+            "zeroline": False,
+            "automargin": True,
+            "fixedrange": True,
+        },
+        "coloraxis": {
+            "colorscale": "@versions",
+            "cmin": 0,
+            "cmax": max((version for version, _ in data.published), default=1),
+            "colorbar": {
+                "title": {"text": "policy version", "side": "right", "font": {"size": 12, "color": "@muted"}},
+                "thickness": 10,
+                "outlinewidth": 0,
+            },
+        },
+        "showlegend": True,
+    }
+    return {"data": traces, "layout": layout}
+
+
+def _lane(name: str, lane: Sequence[Bar], y: float, scale: float) -> Figure:
+    what = "trained at" if name == "trainer" else "sampled with"
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "base": [span.start / scale for _, span in lane],
+        "x": [(span.stop - span.start) / scale for _, span in lane],
+        "y": [y] * len(lane),
+        "width": 0.86,
+        "marker": {"color": [version for version, _ in lane], "coloraxis": "coloraxis", "line": {"width": 0}},
+        "hovertext": [
+            f"{name}: {what} version {version}<br>{span.start:.1f} to {span.stop:.1f} s"
+            + (f", {span.size} trajectories" if name != "trainer" else "")
+            for version, span in lane
+        ],
+        "hoverinfo": "text",
+        "showlegend": False,
+    }
+
+
+def _events(data: RunData, scale: float, top: float) -> list[Figure]:
+    evaluations = [(e.version, data.since_start(e.started), data.since_start(e.finished)) for e in data.evaluations]
+    return [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": "evaluation",
+            "base": [start / scale for _, start, _ in evaluations],
+            "x": [(stop - start) / scale for _, start, stop in evaluations],
+            "y": [top + 0.3] * len(evaluations),
+            "width": 0.5,
+            "marker": {"color": "@muted"},
+            "hovertext": [f"evaluation of version {version}" for version, _, _ in evaluations],
+            "hoverinfo": "text",
+            "showlegend": False,
+        },
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "version published",
+            "x": [at / scale for _, at in data.published],
+            "y": [0.0] * len(data.published),
+            "marker": {"symbol": "line-ns", "size": 7, "line": {"width": 1, "color": "@muted"}},
+            "hovertext": [f"version {version} published" for version, _ in data.published],
+            "hoverinfo": "text",
+        },
+    ]
