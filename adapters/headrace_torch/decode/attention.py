@@ -8,6 +8,7 @@ times as fast as ``scaled_dot_product_attention``); prompts use the fused causal
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headrace_torch.decode.arena import KeyValueArena
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """Arena rows ``first`` to ``first + count`` with one new token each, attending over ``longest`` keys."""
+
+    first: int
+    count: int
+    longest: int
+    bias: Tensor
+    """[count * KV, 1, longest]: 0 where a row has a key, -inf beyond."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +47,8 @@ class StepAttention:
     arena: KeyValueArena
     write_index: Tensor
     """int64 [T * KV]: flat arena positions of the step's keys and values."""
-    running: int
-    """Rows with one new token."""
-    length: int
-    """Keys that the longest running row has, its new token included."""
-    bias: Tensor | None
-    """[running * KV, 1, length]: 0 where a row has a key, -inf beyond; None without running rows."""
+    running: Sequence[Running]
+    """The rows with one new token, in order; neighbours that attend together."""
     prompts: Prompts | None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -49,22 +57,19 @@ class StepAttention:
         index = (self.write_index,)
         self.arena.flat_keys[layer].index_put_(index, k.reshape(-1, width))
         self.arena.flat_values[layer].index_put_(index, v.reshape(-1, width))
-        if self.prompts is None:
-            return self._running(layer, q, k.shape[1])
-        prompt = self._prompts(self.prompts, layer, q[self.running :], k.shape[1])
-        if self.bias is None:
-            return prompt
-        return torch.cat((self._running(layer, q[: self.running], k.shape[1]), prompt))
+        mixed = [self._running(part, layer, q, k.shape[1]) for part in self.running]
+        if self.prompts is not None:
+            mixed.append(self._prompts(self.prompts, layer, q[self.prompts.first :], k.shape[1]))
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
-    def _running(self, layer: int, q: Tensor, kv_heads: int) -> Tensor:
-        n, heads, width = q.shape
-        batch = n * kv_heads
-        keys = self.arena.keys[layer].narrow(0, 0, batch).narrow(1, 0, self.length)
-        values = self.arena.values[layer].narrow(0, 0, batch).narrow(1, 0, self.length)
-        assert self.bias is not None
-        grouped = q.reshape(batch, heads // kv_heads, width)
-        scores = torch.baddbmm(self.bias, grouped, keys.transpose(1, 2), alpha=1 / math.sqrt(width))
-        return torch.bmm(torch.softmax(scores, -1), values).view(n, heads, width)
+    def _running(self, part: Running, layer: int, q: Tensor, kv_heads: int) -> Tensor:
+        _, heads, width = q.shape
+        first, batch = part.first * kv_heads, part.count * kv_heads
+        keys = self.arena.keys[layer].narrow(0, first, batch).narrow(1, 0, part.longest)
+        values = self.arena.values[layer].narrow(0, first, batch).narrow(1, 0, part.longest)
+        grouped = q.narrow(0, part.first, part.count).reshape(batch, heads // kv_heads, width)
+        scores = torch.baddbmm(part.bias, grouped, keys.transpose(1, 2), alpha=1 / math.sqrt(width))
+        return torch.bmm(torch.softmax(scores, -1), values).view(part.count, heads, width)
 
     def _prompts(self, prompts: Prompts, layer: int, q: Tensor, kv_heads: int) -> Tensor:
         _, heads, width = q.shape
@@ -88,7 +93,7 @@ class StepAttention:
 
 
 def length_bias(lengths: Tensor, *, longest: int, kv_heads: int, dtype: torch.dtype) -> Tensor:
-    """The bias of :class:`StepAttention` for rows with ``lengths`` keys (int64 [n])."""
+    """The bias of :class:`Running` for rows with ``lengths`` keys (int64 [n])."""
     beyond = torch.arange(longest, device=lengths.device) >= lengths.unsqueeze(1)
     bias = torch.zeros(beyond.shape, dtype=dtype, device=lengths.device).masked_fill_(beyond, -math.inf)
     return bias.repeat_interleave(kv_heads, 0).unsqueeze(1)

@@ -16,10 +16,14 @@ from headrace.contract.columns import Array
 from headrace.contract.generation import GenerationOutput, GenerationRequest
 from headrace.errors import EngineError
 from headrace_torch.decode.arena import KeyValueArena
-from headrace_torch.decode.attention import Prompts, StepAttention, length_bias
+from headrace_torch.decode.attention import Prompts, Running, StepAttention, length_bias
+from headrace_torch.decode.order import segments, sorting_moves
 from headrace_torch.decode.rows import Rows
 from headrace_torch.decode.sampling import sample, uniforms
 from headrace_torch.model import Decoder
+
+_SEGMENT_OVERHEAD = {"cpu": 400_000, "cuda": 30_000_000}
+"""Bytes of keys and values that are read in the time that one more segment costs: three calls, or launches."""
 
 
 class VersionBatch:
@@ -37,6 +41,11 @@ class VersionBatch:
             model.config, rows=slots, length=max_length, dtype=weight.dtype, device=self._device
         )
         self._streaming = 0
+        self._changed = False
+        """Rows joined or left since they were last sorted."""
+        c = model.config
+        token_bytes = 2 * c.num_key_value_heads * c.head_dim * weight.element_size()
+        self._segment_overhead = _SEGMENT_OVERHEAD[weight.device.type] // token_bytes
 
     @property
     def running(self) -> int:
@@ -46,10 +55,13 @@ class VersionBatch:
     def step(self, joining: Sequence[GenerationRequest]) -> list[GenerationOutput]:
         """Admit ``joining`` and sample one token for every sequence. Outputs of those that stream or end."""
         rows, running = self._rows, self._rows.count
+        if self._changed:
+            self._sort()
         tokens, positions = rows.token[:running].copy(), rows.position[:running].copy()
         if joining:
             rows.append(joining)
             self._streaming += sum(request.stream for request in joining)
+            self._changed = True
         sampled, logprobs = self._sample(self._hidden(tokens, positions, joining))
         if not np.isfinite(logprobs).all():
             bad = rows.requests[int(np.flatnonzero(~np.isfinite(logprobs))[0])].request_id
@@ -77,10 +89,20 @@ class VersionBatch:
 
     def _remove(self, gone: list[int]) -> None:
         self._streaming -= sum(self._rows.requests[row].stream for row in gone)
-        sources, targets = self._rows.remove(gone)
+        self._move(*self._rows.remove(gone))
+        self._changed = True
+
+    def _sort(self) -> None:
+        self._changed = False
+        if self._rows.count:
+            keys = self._rows.position[: self._rows.count] + 1
+            sources, targets = sorting_moves(keys, overhead=self._segment_overhead)
+            self._rows.move(sources, targets)
+            self._move(sources, targets)
+
+    def _move(self, sources: list[int], targets: list[int]) -> None:
         if sources:
-            length = int(self._rows.position[: self._rows.count].max())
-            self._arena.move(sources, targets, length=length)
+            self._arena.move(sources, targets, length=int(self._rows.position[targets].max()))
 
     def _hidden(self, tokens: Array, positions: Array, joining: Sequence[GenerationRequest]) -> Tensor:
         """[n, d]: the last hidden state of every row; ``tokens``, ``positions``: of the rows running before."""
@@ -103,19 +125,29 @@ class VersionBatch:
     def _attention(self, running: int, positions: Array, owners: Array, lengths: Array) -> StepAttention:
         heads = owners[:, None] * self._kv_heads + np.arange(self._kv_heads)
         write_index = (heads * self._arena.length + positions[:, None]).reshape(-1)
-        longest = int(positions[:running].max()) + 1 if running else 0
-        bias = None
-        if running:
-            keys = self._tensor(positions[:running] + 1)
-            bias = length_bias(keys, longest=longest, kv_heads=self._kv_heads, dtype=self._dtype)
         return StepAttention(
             arena=self._arena,
             write_index=self._tensor(write_index),
-            running=running,
-            length=longest,
-            bias=bias,
+            running=self._segments(positions[:running] + 1) if running else (),
             prompts=self._prompts(running, lengths) if len(lengths) else None,
         )
+
+    def _segments(self, keys: Array) -> list[Running]:
+        counts = self._tensor(keys)
+        return [
+            Running(
+                first=part.first,
+                count=part.count,
+                longest=part.longest,
+                bias=length_bias(
+                    counts.narrow(0, part.first, part.count),
+                    longest=part.longest,
+                    kv_heads=self._kv_heads,
+                    dtype=self._dtype,
+                ),
+            )
+            for part in segments(keys, overhead=self._segment_overhead)
+        ]
 
     def _prompts(self, first: int, lengths: Array) -> Prompts:
         longest = int(lengths.max())

@@ -106,13 +106,18 @@ class Rows:
         left = self.count - len(rows)
         sources = [row for row in range(left, self.count) if row not in gone]
         targets = [row for row in rows if row < left]
-        for source, target in zip(sources, targets, strict=True):
-            self.requests[target] = self.requests[source]
+        self.move(sources, targets)
         del self.requests[left:]
-        if sources:
-            for column in self._columns():
-                column[targets] = column[sources]
         return sources, targets
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Overwrite rows ``targets`` with rows ``sources``, all at once."""
+        if not sources:
+            return
+        for target, request in zip(targets, [self.requests[row] for row in sources], strict=True):
+            self.requests[target] = request
+        for column in self._columns():
+            column[targets] = column[sources]
 
     def _columns(self) -> tuple[Array, ...]:
         return (
