@@ -31,7 +31,7 @@ from headrace_weights.messages import Answer, AskChunk, AskManifest, GiveChunk, 
 
 logger = logging.getLogger(__name__)
 
-_THREADS = iter(range(1 << 62))
+_CONTROL = "inproc://stop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +48,12 @@ class ZmqPublisher(WeightPublisher):
         self.refused: Counter[str] = Counter()
         self._address = address
         self._versions: dict[int, _Version] = {}  # the serving thread only looks up, which is atomic
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self._socket = bind_socket(context, address, keys=None, limits=DEFAULT_LIMITS)
-        control = f"inproc://headrace-weights-{next(_THREADS)}"
-        self._stopped = context.socket(zmq.PAIR)
-        self._stopped.bind(control)
-        self._stop = context.socket(zmq.PAIR)
-        self._stop.connect(control)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = bind_socket(self._context, address, keys=None, limits=DEFAULT_LIMITS)
+        self._stopped = self._context.socket(zmq.PAIR)
+        self._stopped.bind(_CONTROL)
+        self._stop = self._context.socket(zmq.PAIR)
+        self._stop.connect(_CONTROL)
         self._thread = threading.Thread(target=self._serve, name="weight-publisher", daemon=True)
         self._thread.start()
 
@@ -91,6 +90,7 @@ class ZmqPublisher(WeightPublisher):
             self._stop.send(b"")
             self._thread.join()
             self._stop.close()
+            self._context.term()  # waits until the address is free again
             self._versions.clear()
 
     def _serve(self) -> None:

@@ -46,7 +46,7 @@ class ZmqReceiver(WeightReceiver):
         self._chunk_bytes = chunk_bytes
         self._window = window
         self._ids = itertools.count(1)
-        self._socket = connect_socket(zmq.Context.instance(), address, keys=None, limits=DEFAULT_LIMITS)
+        self._socket = self._connect()
 
     def manifest(self, version: int, *, deadline: float) -> WeightManifest:
         question = AskManifest(next(self._ids), version)
@@ -107,8 +107,17 @@ class ZmqReceiver(WeightReceiver):
         logger.warning("%s: the chunk at byte %d was corrupt; asking again", what, question.offset)
         return AskChunk(next(self._ids), question.version, question.tensor, question.offset, question.size)
 
+    def _connect(self) -> zmq.Socket[bytes]:
+        return connect_socket(zmq.Context.instance(), self._address, keys=None, limits=DEFAULT_LIMITS)
+
     def _ask(self, question: Question) -> None:
-        self._socket.send_multipart(encode(question))
+        """What cannot be sent counts as lost and is asked again."""
+        try:
+            self._socket.send_multipart(encode(question), zmq.NOBLOCK)
+        except zmq.Again:
+            # libzmq gives a connection up for good when a handshake fails: a publisher may be there by now.
+            self._socket.close(linger=0)
+            self._socket = self._connect()
 
     def _await(self, pending: dict[int, Q], deadline: float, what: str) -> GiveManifest | GiveChunk:
         """The next answer to a pending question. WireError when it is a refusal, DeadlineError without one."""

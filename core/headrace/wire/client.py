@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from collections.abc import Sequence
 from types import NoneType
 from typing import Any, TypeVar, overload
 
@@ -67,7 +67,7 @@ class Client:
             raise ValueError(f"a deadline is a number of seconds above 0, got {deadline!r}")
         self._calls += 1
         call = self._calls
-        endpoint = self._connected()
+        self._connected()
         header, *arrays = encode(request)
         message = _encode(Call(call, method, deadline, msgspec.Raw(header)))
         check_limits([len(message), *(len(array) for array in arrays)], self._limits)
@@ -75,7 +75,7 @@ class Client:
         future = self._pending[call] = loop.create_future()
         timer = loop.call_later(deadline, self._expire, call, method, deadline, awaiting)
         try:
-            endpoint.send([message, *arrays])
+            self._send([message, *arrays])
             outcome = await future
         except asyncio.CancelledError:
             self._tell_cancelled(call)
@@ -110,6 +110,17 @@ class Client:
             self._endpoint = Endpoint(socket, limits=self._limits, deliver=self._deliver)
         return self._endpoint
 
+    def _send(self, frames: Sequence[object]) -> None:
+        endpoint = self._connected()
+        if endpoint.send(frames):
+            return
+        if len(self._pending) > self._limits.queue:
+            raise WireError(f"{len(self._pending)} calls of {self._address} are waiting for a reply; no more are sent")
+        # libzmq gives a connection up for good when a handshake fails: another server may be there by now.
+        endpoint.close()
+        self._endpoint = None
+        self._connected().send(frames)
+
     def _expire(self, call: int, method: str, deadline: float, awaiting: str) -> None:
         future = self._pending[call]
         if not future.done():
@@ -118,8 +129,7 @@ class Client:
 
     def _tell_cancelled(self, call: int) -> None:
         if self._endpoint is not None and not self._closed:
-            with suppress(WireError):  # a full queue: the server cancels at the call's deadline anyway
-                self._endpoint.send([_encode(Cancel(call))])
+            self._endpoint.send([_encode(Cancel(call))])  # if it takes none, the server cancels at the deadline
 
     def _deliver(self, frames: list[zmq.Frame]) -> None:
         try:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
-from headrace.errors import WireError
 from headrace.wire.limits import Limits
 from headrace.wire.sockets import Socket
 
@@ -44,13 +43,14 @@ class Endpoint:
         self.loop.add_reader(self._fd, self._drain)
         self._look()
 
-    def send(self, frames: Sequence[object]) -> None:
-        """Queue a message; large buffers are not copied. WireError when the queue is full."""
+    def send(self, frames: Sequence[object]) -> bool:
+        """Queue a message; large buffers are not copied. False when the socket takes none."""
         try:
             self._socket.send_multipart(frames, flags=_NOBLOCK, copy=False)  # type: ignore[arg-type]  # any buffer will do
         except zmq.Again:
-            raise WireError("the send queue is full: the peer takes no messages") from None
+            return False
         self._look()
+        return True
 
     @property
     def closed(self) -> bool:

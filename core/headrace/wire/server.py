@@ -50,15 +50,14 @@ class Server:
         self._running: dict[tuple[bytes, int], asyncio.Task[None]] = {}
         self._endpoint: Endpoint | None = None
         self._gate: Gate | None = None
-        self._own_context: Context | None = None
+        self._context: Context | None = None
 
     async def start(self) -> str:
         """Listen; returns the bound address. WireError when the address cannot be used."""
         if self._endpoint is not None:
             raise ValueError(f"the server of {self._address} was started before")
-        context: Context = zmq.Context.instance()
+        context = self._context = zmq.Context()
         if self._keys is not None:
-            context = self._own_context = zmq.Context()
             self._gate = Gate(context, self._keys, self.refused)
         try:
             socket = bind_socket(context, self._address, keys=self._keys, limits=self._limits)
@@ -80,9 +79,11 @@ class Server:
         await asyncio.gather(*running, return_exceptions=True)
         if self._gate is not None:
             self._gate.close()
-        if self._own_context is not None:
-            self._own_context.term()
-            self._own_context = None
+        if self._context is not None:
+            # Waits until the address is free again: libzmq closes listeners in the background, and one that is late
+            # would unlink the socket file of its successor.
+            self._context.term()
+            self._context = None
 
     def _deliver(self, frames: list[zmq.Frame]) -> None:
         try:

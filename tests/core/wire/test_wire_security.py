@@ -63,6 +63,22 @@ async def test_keys_also_guard_an_ipc_address(tmp_path: Path) -> None:
     await server.close()
 
 
+async def test_a_connection_that_was_refused_once_is_tried_again_by_the_next_call(tmp_path: Path) -> None:
+    address = ipc_address(str(tmp_path), "a")
+    client = Client(address)
+    for keys in (Keys.generate(), None, Keys.generate(), None):
+        server = Server(Secret(), address=address, keys=keys)
+        await server.start()
+        if keys is None:
+            assert await client.call("tell", reply=str, deadline=5) == "secret"
+        else:
+            for _ in range(3):
+                with pytest.raises(DeadlineError):
+                    await client.call("tell", reply=str, deadline=0.1)
+        await server.close()
+    await client.close()
+
+
 async def test_a_peer_with_the_server_s_public_key_but_another_client_key_gets_nothing() -> None:
     keys, other = Keys.generate(), Keys.generate()
     service = Secret()
