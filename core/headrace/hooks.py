@@ -54,5 +54,6 @@ class ObserverHooks:
     @hookspec
     def run_closed(self, status: str, summary: Mapping[str, Any]) -> None:
         """After the last event, with every process of the run gone. ``status``: ``completed``, ``stopped`` or
-        ``failed``. ``summary`` holds what there is of ``samples_before`` and ``samples_after`` (lists of
-        ``{prompt, answer, reward}``), ``audit`` (verdict, one line), ``report`` (path), ``reason``."""
+        ``failed``. ``summary`` holds what there is of ``reason``, ``run_dir``, ``samples_before`` and
+        ``samples_after`` (lists of ``{prompt, answer, reward}``, the same tasks in the same order), ``audit`` (verdict,
+        one line), ``audit_ok``, ``report`` (path) and ``report_error`` (why there is no audit or report)."""

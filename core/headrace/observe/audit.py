@@ -6,8 +6,7 @@ what nodes reported. A clean verdict means that each rule of :data:`RULES` held 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from headrace.errors import RunError
 from headrace.observe.audit_batches import BatchChecker
 from headrace.observe.audit_findings import RULES, Findings, Rule, Violation
+from headrace.observe.audit_result import AuditResult
 from headrace.observe.audit_trajectories import TrajectoryChecker
 from headrace.observe.audit_versions import VersionChecker
 from headrace.observe.events import (
@@ -43,34 +43,6 @@ from headrace.observe.events import (
 )
 
 __all__ = ["RULES", "AuditResult", "Rule", "Violation", "audit_run"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditResult:
-    """A verdict and what it rests on."""
-
-    violations: tuple[Violation, ...]
-    """In log order; the first thousand."""
-    violated: Mapping[Rule, int]
-    """How often each broken rule was broken."""
-    checked: Mapping[Rule, int]
-    """How often each rule was checked: a rule that never applied proves nothing."""
-    summary: Mapping[str, Any]
-    """Counts; see :meth:`_Auditor.result`."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether every rule held."""
-        return not self.violated
-
-    @property
-    def verdict(self) -> str:
-        """One line."""
-        events, held = self.summary["events"], f"{len(RULES)} rules over {self.summary['events']:,} events"
-        if self.ok:
-            return f"PASS: {held}, {self.summary['trained']:,} trajectories trained, none lost"
-        count = sum(self.violated.values())
-        return f"FAIL: {count:,} violation{'s' * (count > 1)} of {len(self.violated)} rules in {events:,} events"
 
 
 def audit_run(path: str | Path) -> AuditResult:
@@ -218,6 +190,7 @@ class _Auditor:
             "dropped": dict(sorted((+books.dropped).items())),
             "failed_attempts": dict(sorted(books.failed.items())),
             "late_reports": books.late,
+            "unscored": batches.unscored,
             "batches": batches.trained,
             "skipped_batches": batches.skipped,
             "optimizer_steps": batches.optimizer_steps,

@@ -24,6 +24,8 @@ class BatchChecker:
         self.trained = 0
         self.skipped = 0
         self.optimizer_steps = 0
+        self.unscored = 0
+        """Members of a batch that were judged to have no reward: they keep their group whole and carry no weight."""
         self.staleness: defaultdict[str, Counter[int]] = defaultdict(Counter)
         """Phase → trained rows by staleness."""
 
@@ -94,13 +96,13 @@ class BatchChecker:
 
     def _check_answer(self, trajectory: Trajectory, seq: int) -> None:
         self._check(
-            trajectory.finished and trajectory.finish_reason in WHOLE_ANSWERS and trajectory.reward is not None,
+            trajectory.finished and trajectory.finish_reason in WHOLE_ANSWERS and trajectory.scored,
             "scored",
             seq,
-            "trajectory {} taken with finish reason {!r} and reward {}",
+            "trajectory {} taken with finish reason {!r}, judged: {}",
             trajectory.id,
             trajectory.finish_reason if trajectory.finished else "unfinished",
-            trajectory.reward,
+            trajectory.scored,
         )
 
     # ------------------------------------------------------------ trained
@@ -142,6 +144,7 @@ class BatchChecker:
             )
             if fresh and trajectory is not None:
                 ended[id] = trajectory
+                self.unscored += trajectory.scored and trajectory.reward is None
                 if event.applied:
                     self._check_staleness(row, event, trajectory)
             elif fate != DROPPED and event.applied:

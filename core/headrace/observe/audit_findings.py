@@ -27,7 +27,7 @@ RULES: Mapping[Rule, str] = MappingProxyType(
         "log": "no gap, from run_started to run_finished",
         "one_version": "tokens of a trajectory are all of its one version",
         "conservation": "nothing is lost, trained twice, or trained unstored",
-        "scored": "trained means finished and scored; none is cut off",
+        "scored": "what is trained is finished, judged and not cut off",
         "staleness": "trained rows are 0 to max_staleness versions old",
         "whole_groups": "groups are trained and dropped with all members",
         "batch": "batch_groups groups each; what is trained was taken",

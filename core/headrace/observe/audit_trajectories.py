@@ -46,7 +46,9 @@ class Trajectory:
     finish_reason: str = ""
     oldest: int = 0
     """Version of its oldest token."""
+    scored: bool = False
     reward: float | None = None
+    """None also when it was judged to have none."""
     rows: list[int] = field(default_factory=list)
 
 
@@ -352,7 +354,7 @@ class TrajectoryChecker:
     def trajectory_scored(self, event: TrajectoryScored) -> None:
         """Remembered for the batch."""
         if found := self._find(event.trajectory, event.seq, "scored"):
-            found.reward = event.reward
+            found.scored, found.reward = True, event.reward
 
     def row_stored(self, event: RowStored) -> None:
         """A new row of a live trajectory, claiming its version. Unlike other reports this one may not come late: the

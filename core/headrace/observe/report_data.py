@@ -69,6 +69,11 @@ class RunData:
         return unix_seconds - self.started
 
     @property
+    def base_version(self) -> int:
+        """The version before anything was trained on generated rows: where the first such phase begins."""
+        return next((phase.version for phase in self.phases if phase.rollout), 0)
+
+    @property
     def idle_share(self) -> float | None:
         """Share of the trainer's time spent waiting for a batch, over the whole run."""
         waited, busy = sum(w for _, w, _ in self.waits), sum(b for _, _, b in self.waits)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from headrace.observe.audit import AuditResult
-from headrace.observe.audit_text import format_audit
+from headrace.observe.audit_result import format_audit
 from headrace.observe.records import EvaluationRecord
 from headrace.observe.report_data import RunData
 
@@ -45,10 +45,11 @@ def header(run_dir: Path, data: RunData, result: AuditResult) -> str:
 def _tiles(data: RunData, result: AuditResult) -> Iterator[tuple[str, str]]:
     """Values are HTML."""
     for mode in ("sampled", "greedy"):
-        found = [getattr(e, f"{mode}_accuracy") for e in sorted(data.evaluations, key=lambda e: e.version)]
-        found = [value for value in found if value is not None]
-        if found:
-            yield f"held-out, {mode}", f"<small>{found[0]:.0%} →</small> {found[-1]:.0%}"
+        found = {e.version: getattr(e, f"{mode}_accuracy") for e in data.evaluations}
+        shares = {version: share for version, share in found.items() if share is not None}
+        if shares:
+            base = max((v for v in shares if v <= data.base_version), default=min(shares))
+            yield f"held-out, {mode}", f"<small>{shares[base]:.0%} →</small> {shares[max(shares)]:.0%}"
     rewards = [r.values["reward/mean"] for r in data.metrics if "reward/mean" in r.values]
     if rewards:
         few = max(1, len(rewards) // 20)
@@ -75,18 +76,16 @@ def _tiles(data: RunData, result: AuditResult) -> Iterator[tuple[str, str]]:
 
 def samples_section(data: RunData) -> str:
     """The same held-out tasks, answered by the first and the last evaluated version."""
-    pair = _first_and_last(data.samples)
+    pair = _first_and_last(data)
     if pair is None:
         return ""
     before, after = pair
-    answers = {sample.prompt: sample for sample in after.samples}
-    rows = []
-    for sample in [s for s in before.samples if s.prompt in answers][:SAMPLES_SHOWN]:
-        later = answers[sample.prompt]
-        rows.append(
-            f'<tr><td class="answer">{escape(sample.prompt)}</td>'
-            f"{_answer(sample.answer, sample.reward)}{_answer(later.answer, later.reward)}</tr>"
-        )
+    rows = [
+        f'<tr><td class="answer">{escape(one.prompt)}</td>'
+        f"{_answer(one.answer, one.reward)}{_answer(other.answer, other.reward)}</tr>"
+        for one, other in zip(before.samples, after.samples, strict=False)
+        if one.prompt == other.prompt
+    ][:SAMPLES_SHOWN]
     if not rows:
         return ""
     return (
@@ -96,12 +95,13 @@ def samples_section(data: RunData) -> str:
     )
 
 
-def _first_and_last(records: Sequence[EvaluationRecord]) -> tuple[EvaluationRecord, EvaluationRecord] | None:
-    """Of greedy answers where there are any, of sampled ones otherwise."""
+def _first_and_last(data: RunData) -> tuple[EvaluationRecord, EvaluationRecord] | None:
+    """Of greedy answers where there are any, of sampled ones otherwise. The first is the last that was made before
+    anything was trained on generated rows."""
     for mode in ("greedy", "sampled"):
-        found = sorted((r for r in records if r.mode == mode), key=lambda r: r.version)
+        found = sorted((r for r in data.samples if r.mode == mode), key=lambda r: r.version)
         if len(found) > 1:
-            return found[0], found[-1]
+            return [r for r in found if r.version <= max(data.base_version, found[0].version)][-1], found[-1]
     return None
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.errors import RunError
 from headrace.observe.audit import RULES, AuditResult, audit_run
-from headrace.observe.audit_text import format_audit
+from headrace.observe.audit_result import format_audit
 from headrace.observe.lines import RecordLog
 
 Log = list[dict[str, Any]]
@@ -117,11 +117,23 @@ def test_a_skipped_batch_uses_its_rows_up_and_keeps_the_version(named: bool, sim
     assert result.summary["dropped"]["not_finite" if named else "step_skipped"] == 16
 
 
+def test_a_member_that_could_not_be_scored_keeps_its_group_whole_and_is_counted(
+    simulation: Any, tmp_path: Path
+) -> None:
+    events = copy.deepcopy(simulation.events)
+    row = events[index(events, "batch_trained")]["rows"][0]
+    events[index(events, "trajectory_scored", trajectory=row)]["reward"] = None
+    result = audited(events, tmp_path)
+    assert result.ok, result.violations
+    assert result.summary["unscored"] == 1
+    assert "1 trajectories in the batches could not be scored" in str(result)
+
+
 def test_a_stopped_run_may_leave_work_behind_and_says_so(simulation: Any, tmp_path: Path) -> None:
     events = [e for e in simulation.events if e["kind"] != "group_dropped"]
     result = audited([*events[:-1], {**events[-1], "status": "stopped", "reason": "interrupted"}], tmp_path)
     assert result.ok, result.violations
-    assert result.summary["buffered"] + result.summary["in_flight"] == 32
+    assert result.summary["buffered"] + result.summary["in_flight"] == result.summary["dispatched"] - 15 * 16 > 0
     assert "the run stopped: what it had in flight and buffered was left behind" in format_audit(result)
 
 
@@ -157,7 +169,8 @@ def test_an_empty_log_is_refused(tmp_path: Path) -> None:
 def test_the_text_fits_a_screen_and_tells_the_verdict_first(run_dir: Path) -> None:
     lines = format_audit(audit_run(run_dir), title="runs/sort-symbols-1").splitlines()
     assert lines[0] == "audit runs/sort-symbols-1"
-    assert lines[2].startswith("PASS: 11 rules over 1,274 events, 240 trajectories trained")
+    assert lines[2].startswith("PASS: 11 rules over 1,")
+    assert lines[2].endswith(" events, 240 trajectories trained, none lost")
     assert len(lines) <= 34
     assert max(len(line) for line in lines) <= 80
 

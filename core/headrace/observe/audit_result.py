@@ -1,16 +1,48 @@
-"""An audit on one screen: verdict, books, staleness, rules, violations."""
+"""The outcome of an audit, and how it reads on one screen: verdict, books, staleness, rules, violations."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from headrace.observe.audit import RULES, AuditResult
+from headrace.observe.audit_findings import RULES, Rule, Violation
 
 SHOWN = 12
 """Violations on the screen."""
 BAR = 32
 """Characters of the longest bar."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditResult:
+    """A verdict and what it rests on."""
+
+    violations: tuple[Violation, ...]
+    """In log order; the first thousand."""
+    violated: Mapping[Rule, int]
+    """How often each broken rule was broken."""
+    checked: Mapping[Rule, int]
+    """How often each rule was checked: a rule that never applied proves nothing."""
+    summary: Mapping[str, Any]
+    """Counts, by name."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every rule held."""
+        return not self.violated
+
+    @property
+    def verdict(self) -> str:
+        """One line."""
+        events, held = self.summary["events"], f"{len(RULES)} rules over {self.summary['events']:,} events"
+        if self.ok:
+            return f"PASS: {held}, {self.summary['trained']:,} trajectories trained, none lost"
+        count = sum(self.violated.values())
+        return f"FAIL: {count:,} violation{'s' * (count > 1)} of {len(self.violated)} rules in {events:,} events"
+
+    def __str__(self) -> str:
+        return format_audit(self)
 
 
 def format_audit(result: AuditResult, *, title: str = "") -> str:
@@ -32,6 +64,8 @@ def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"the run {summary['status']}: what it had in flight and buffered was left behind"
     if summary["cut_short"]:
         yield "the last line is incomplete and was left out"
+    if summary["unscored"]:
+        yield f"{summary['unscored']:,} trajectories in the batches could not be scored and carried no weight"
     if summary["late_reports"]:
         yield f"{summary['late_reports']:,} reports came after their group had been dropped, and were ignored"
 
