@@ -126,6 +126,8 @@ class Until(Table):
 
     metric: str
     at_least: float
+    every: Count | None = None
+    """Evaluate, in this phase, every so many versions; None: as ``[evaluation]`` says."""
 
 
 class Phase(Table):

@@ -251,6 +251,8 @@ class TrainingLoop:
     async def _evaluated_enough(self, flow: Flow, phase: Phase, plan: GroupPlan, step: int, *, last: bool) -> bool:
         """Evaluate when it is due; whether ``phase.until`` is reached."""
         every = self._p.job.evaluation.every
+        if phase.until is not None and phase.until.every is not None:
+            every = phase.until.every
         if not every or ((step + 1) % every and not last):
             return False
         evaluation = self._evaluate(flow, plan)
