@@ -153,16 +153,19 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion):
         session = self._serving()
         if manifest.version in self._live:
             return TorchWeightUpdate(self, manifest, None)
-        earlier = self._updates.pop(manifest.version, None)
-        if earlier is not None:
-            await earlier.abort()
         staged = await asyncio.to_thread(session.stage, manifest)
         update = TorchWeightUpdate(self, manifest, staged)
+        earlier = self._updates.get(manifest.version)
         self._updates[manifest.version] = update
+        if earlier is not None:
+            await earlier.abort()
         return update
 
     def _commit(self, manifest: WeightManifest, staged: StagedWeights) -> None:
         session = self._serving()
+        if manifest.version in self._live:  # an update that began earlier was faster
+            self._updates.pop(manifest.version, None)
+            return
         live = f"still live: {sorted(self._live)}"
         problems = staged.problems()
         if problems:

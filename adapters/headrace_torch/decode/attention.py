@@ -96,4 +96,4 @@ def length_bias(lengths: Tensor, *, longest: int, kv_heads: int, dtype: torch.dt
     """The bias of :class:`Running` for rows with ``lengths`` keys (int64 [n])."""
     beyond = torch.arange(longest, device=lengths.device) >= lengths.unsqueeze(1)
     bias = torch.zeros(beyond.shape, dtype=dtype, device=lengths.device).masked_fill_(beyond, -math.inf)
-    return bias.repeat_interleave(kv_heads, 0).unsqueeze(1)
+    return bias.unsqueeze(1).expand(-1, kv_heads, -1).reshape(-1, 1, longest)

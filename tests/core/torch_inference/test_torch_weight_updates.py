@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -210,6 +211,20 @@ async def test_a_replaced_or_aborted_update_cannot_be_committed(make_model: Any,
             with pytest.raises(EngineError, match="aborted or replaced"):
                 await update.commit()
         assert (await served.engine.health()).versions == (0,)
+
+
+async def test_of_two_updates_to_one_version_the_first_to_commit_wins(
+    make_model: Any, serve: Any, request_for: Any
+) -> None:
+    tensors = read(make_model(1))
+    async with serve(make_model(0)) as served:
+        first = await served.engine.begin_update(describe(tensors, 1))
+        for name, tensor in tensors.items():
+            await first.apply(name, tensor)
+        second, _ = await asyncio.gather(served.engine.begin_update(describe(tensors, 1)), first.commit())
+        await second.commit()
+        assert (await served.engine.health()).versions == (0, 1)
+        assert len((await served.generate(request_for("a", [1], version=1)))["a"].tokens) == 8
 
 
 async def test_staged_tensors_are_copied_and_may_be_read_only(make_model: Any, serve: Any, request_for: Any) -> None:
