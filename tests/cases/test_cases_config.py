@@ -65,9 +65,12 @@ def test_L01_the_resolved_job_says_every_default(write_job: WriteJob) -> None:
 
 def test_L01_a_wrong_job_is_refused_before_anything_starts(write_job: WriteJob) -> None:
     path = write_job(("groups = 8", "groups = 7"))
-    code = "import sys; from headrace.cli import main; sys.exit(main())"
     done = subprocess.run(
-        [sys.executable, "-c", code, "run", str(path)], capture_output=True, text=True, check=False, cwd=path.parent
+        [sys.executable, "-m", "headrace", "run", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=path.parent,
     )
     assert done.returncode == 2
     assert "7 groups cannot be split into 2 equal mini-batches" in done.stderr

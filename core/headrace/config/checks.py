@@ -293,11 +293,11 @@ class _Checker:
                 (*place, "metric"),
                 fix=f'set metric = "{meant or min(ACCURACIES)}"',
             )
-        elif not evaluation.every:
+        elif not (phase.until.every or evaluation.every):
             self._config(
                 f"{metric} ends this phase, but nothing measures it: evaluation.every is 0",
                 place,
-                fix="set evaluation.every to the number of versions between evaluations",
+                fix="set until.every, or evaluation.every, to the number of versions between evaluations",
             )
         elif not getattr(evaluation, ACCURACIES[metric]):
             key = ACCURACIES[metric]

@@ -21,6 +21,10 @@ def inert_settings(job: Job, needs: Sequence[AlgorithmNeeds | None]) -> list[Con
     return [*_switched_off(job), *_without_rollout(job, needs), *_replaced(job), *_no_modes(job)]
 
 
+def _evaluates(job: Job) -> bool:
+    return job.evaluation.every > 0 or any(phase.until and phase.until.every for phase in job.phases)
+
+
 def _warning(job: Job, message: str, path: KeyPath, fix: str) -> ConfigError:
     return ConfigError(message, origin=job.origin(path), fix=fix)
 
@@ -29,7 +33,7 @@ def _switched_off(job: Job) -> list[ConfigError]:
     return [
         _warning(job, f"{key} is ignored: {table}.every is 0", (table, key), f"set {table}.every, or remove it")
         for table, keys in _SWITCHES.items()
-        if not getattr(job, table).every
+        if not getattr(job, table).every and not (table == "evaluation" and _evaluates(job))
         for key in keys
         if job.written((table, key))
     ]
@@ -49,7 +53,7 @@ def _without_rollout(job: Job, needs: Sequence[AlgorithmNeeds | None]) -> list[C
         for index, rollout in enumerate(rollouts)
         if not rollout and job.written(("phase", index, "staleness"))
     ]
-    if not any(rollouts) and not job.evaluation.every:
+    if not any(rollouts) and not _evaluates(job):
         message = "rollout is ignored: no phase generates and evaluation is off"
         warnings.append(_warning(job, message, ("rollout",), "set evaluation.every to see what the model learns"))
     return warnings
@@ -66,7 +70,7 @@ def _replaced(job: Job) -> list[ConfigError]:
 
 def _no_modes(job: Job) -> list[ConfigError]:
     evaluation = job.evaluation
-    if not evaluation.every or evaluation.greedy or evaluation.sampled:
+    if not _evaluates(job) or evaluation.greedy or evaluation.sampled:
         return []
     message = "evaluation measures nothing: greedy and sampled are both false"
     return [_warning(job, message, ("evaluation",), "set one of them to true, or every = 0")]

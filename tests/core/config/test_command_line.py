@@ -147,7 +147,7 @@ def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_command_is_installed_and_tells_its_version() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "import sys; from headrace.cli import main; sys.exit(main())", "--version"],
+        [sys.executable, "-m", "headrace", "--version"],
         capture_output=True,
         text=True,
         check=True,

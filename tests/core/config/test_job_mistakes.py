@@ -97,7 +97,7 @@ def test_phases_that_contradict_themselves_are_refused(errors_of: ErrorsOf, extr
     [
         ("evaluation/sampled_acuracy", "every = 2", "cannot end by", 'set metric = "evaluation/sampled_accuracy"'),
         ("reward/mean", "every = 2", "what can end it: evaluation/greedy_accuracy, evaluation/sampled", "set metric"),
-        ("evaluation/sampled_accuracy", "every = 0", "evaluation.every is 0", "set evaluation.every"),
+        ("evaluation/sampled_accuracy", "every = 0", "evaluation.every is 0", "set until.every"),
         ("evaluation/greedy_accuracy", "every = 2\ngreedy = false", "evaluation.greedy is false", "greedy = true"),
     ],
 )
@@ -108,6 +108,11 @@ def test_a_phase_ends_only_by_what_evaluation_measures(
     (error,) = errors_of(WITHOUT_STEPS, extra=phase)
     assert message in error
     assert fix in error
+
+
+def test_a_phase_that_evaluates_for_its_own_end_needs_no_other_evaluation(write_job: WriteJob) -> None:
+    until = 'until = { metric = "evaluation/sampled_accuracy", at_least = 0.5, every = 1 }\n'
+    assert check_job(load_job(write_job(WITHOUT_STEPS, extra=f"[evaluation]\nprompts = 4\n{PHASE}{until}"))) == []
 
 
 @pytest.mark.parametrize(
