@@ -36,7 +36,7 @@ class _Consumer:
     ready: dict[int, int] = field(default_factory=dict)
     """Groups by version."""
     heap: list[tuple[int, int]] = field(default_factory=list)
-    """(version, group); groups that are no longer ready are skipped when they surface."""
+    """(version, group) of every ready group; those dropped meanwhile are skipped when they surface."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +190,7 @@ class Ledger:
         chosen: list[int] = []
         while len(chosen) < groups:
             _, group = heapq.heappop(who.heap)
-            if self.is_open(group) and self._groups.get("state", group)[who.index] == _READY:
+            if self.is_open(group):
                 self._groups.get("state", group)[who.index] = _LEASED
                 self._count(who, group, -1)
                 chosen.append(group)

@@ -241,6 +241,36 @@ def test_a_busy_fleet_drains_one_instance_to_bring_a_missing_version_back() -> N
     assert ticket(flow).instances == ("a",)
 
 
+def test_missing_versions_are_brought_back_oldest_first_each_by_another_instance() -> None:
+    policy = MultiVersion(MultiVersion.Settings(max_staleness=3, outstanding_batches=3))
+    flow = Flow(policy=policy, batch_groups=1, group_size=1)
+    flow.join("z", slots=9, live_versions=4, versions=(0,))
+    ticket(flow), ticket(flow)
+    advance(flow, (0,), version=0)
+    carry_out(flow)
+    ticket(flow), ticket(flow)
+    advance(flow, (2,), version=1)
+    flow.join("a", slots=4, live_versions=1, versions=())
+    assert flow.leave("z") == (1, 3)
+    assert flow.switches() == (Switch(instance="a", load=0, retire=()),)
+    flow.join("b", slots=4, live_versions=1, versions=(2,))
+    assert flow.switches() == (
+        Switch(instance="a", load=0, retire=()),
+        Switch(instance="b", load=1, retire=(2,)),
+    )
+
+
+def test_work_that_lost_its_version_no_longer_fills_the_instance() -> None:
+    flow = free_running(batch_groups=4, group_size=1)
+    flow.join("a", slots=2, live_versions=2, versions=(0,))
+    assert [ticket(flow).instances for _ in range(3)] == [("a",)] * 3
+    assert flow.next_ticket() is None
+    assert flow.retired_on("a", 0) == (0, 1, 2)
+    flow.committed("a", 0)
+    assert [flow.place_again(t) for t in (0, 1)] == ["a", "a"]
+    assert ticket(flow).instances == ("a",)
+
+
 def test_a_missing_version_goes_where_there_is_room_before_anything_is_given_up() -> None:
     flow = free_running(batch_groups=1, group_size=1)
     flow.join("a", slots=4, live_versions=2, versions=(0,))
@@ -263,7 +293,9 @@ def test_a_pinned_version_stays_everywhere_and_comes_back_when_lost() -> None:
     assert flow.retirable() == ()
     flow.leave("a")
     flow.leave("b")
-    flow.join("c", slots=4, live_versions=2, versions=(1,))
+    flow.join("c", slots=4, live_versions=2, versions=(0, 1))
+    assert flow.switches() == ()
+    flow.retired_on("c", 0)
     assert flow.switches() == (Switch(instance="c", load=0, retire=()),)
     flow.unpin(0)
     assert flow.switches() == ()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -171,8 +173,22 @@ def test_each_task_gets_each_row_exactly_once_and_complete(seed: int, group_size
     assert list(book.open_groups()) == []
 
 
-def test_the_ledger_of_a_long_run_is_as_large_as_what_is_outstanding() -> None:
-    table = Table({"value": (int, (2,))}, first=7)  # type: ignore[dict-item]  # numpy takes int for int64
+def test_a_long_run_needs_no_more_memory_than_a_short_one() -> None:
+    book = ledger(group_size=1000)
+    tracemalloc.start()
+    try:
+        for _ in range(2000):
+            group = book.open(version=0)
+            book.write(book.rows(group)[7], ("tokens",), nbytes=1)
+            book.drop(group)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 6_000_000, "2000 groups of 1000 rows at 24 bytes are 48 MB"
+
+
+def test_a_table_is_as_large_as_what_is_remembered() -> None:
+    table = Table({"value": (np.int64, (2,))}, first=7)
     for record in range(7, 5000):
         assert table.append() == record
         assert table.get("value", record).tolist() == [0, 0]
