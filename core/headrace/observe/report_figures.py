@@ -82,8 +82,14 @@ def running_mean(values: Sequence[float | None]) -> list[float | None]:
 
 
 def traces(line: Line, borders: Iterable[float]) -> list[Figure]:
-    """A line as Plotly draws it: broken where a phase begins, since neither a stroke nor a mean may span two."""
+    """A line as Plotly draws it. One with a running mean is broken where a phase begins: no mean may span two."""
     x, y = thinned(line.x, line.y)
+    stroke = {"color": f"@{line.colour}", "width": 2}
+    plain: Figure = {"type": "scatter", "x": x, "y": y, "name": line.name, "line": stroke, "mode": "lines"}
+    if line.markers:
+        plain |= {"mode": "lines+markers", "marker": {"size": 6, "color": f"@{line.colour}"}}
+    if not line.smooth:
+        return [plain]
     means: list[float | None] = []
     starts = sorted({bisect_left(x, border) for border in borders} - {0, len(x)})
     for start, stop in reversed(list(pairwise([0, *starts, len(x)]))):
@@ -92,12 +98,6 @@ def traces(line: Line, borders: Iterable[float]) -> list[Figure]:
             x.insert(start, x[start])
             y.insert(start, None)
             means.insert(0, None)
-    stroke = {"color": f"@{line.colour}", "width": 2}
-    plain: Figure = {"type": "scatter", "x": x, "y": y, "name": line.name, "line": stroke, "mode": "lines"}
-    if line.markers:
-        plain |= {"mode": "lines+markers", "marker": {"size": 6, "color": f"@{line.colour}"}}
-    if not line.smooth:
-        return [plain]
     faint = {**plain, "line": {**stroke, "width": 1}, "opacity": 0.35, "showlegend": False, "hoverinfo": "skip"}
     return [faint, {**plain, "y": means}]
 
@@ -105,32 +105,23 @@ def traces(line: Line, borders: Iterable[float]) -> list[Figure]:
 def line_figure(lines: Sequence[Line], *, x: str, y: str, borders: Mapping[float, str], **y_options: Any) -> Figure:
     """Lines over a common axis; ``borders``: x → name of the phase that begins there."""
     layout: dict[str, Any] = {"xaxis": axis(x), "yaxis": axis(y, **y_options), "showlegend": len(lines) > 1}
-    layout["shapes"] = [
-        {
-            "type": "line",
-            "x0": at,
-            "x1": at,
-            "yref": "paper",
-            "y0": 0,
-            "y1": 1,
-            "line": {"color": "@muted", "width": 1, "dash": "dot"},
-        }
-        for at in borders
-    ]
-    layout["annotations"] = [
-        {
-            "x": at,
-            "yref": "paper",
-            "y": 1,
-            "text": name,
-            "showarrow": False,
-            "xanchor": "left",
-            "yanchor": "bottom",
-            "font": {"size": 11, "color": "@muted"},
-        }
-        for at, name in borders.items()
-    ]
+    low, high = min(min(line.x) for line in lines), max(max(line.x) for line in lines)
+    ends = [*sorted(borders)[1:], math.inf]
+    shown = [at for at, end in zip(sorted(borders), ends, strict=True) if end > low and at <= high]
+    if len(shown) > 1:
+        layout["shapes"] = [_border(at) for at in shown]
+        layout["annotations"] = [_border_name(at, borders[at]) for at in shown]
     return {"data": [trace for line in lines for trace in traces(line, borders)], "layout": layout}
+
+
+def _border(at: float) -> Figure:
+    stroke = {"color": "@muted", "width": 1, "dash": "dot"}
+    return {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": stroke}
+
+
+def _border_name(at: float, name: str) -> Figure:
+    place = {"x": at, "yref": "paper", "y": 1, "xanchor": "left", "yanchor": "bottom"}
+    return {**place, "text": name, "showarrow": False, "font": {"size": 11, "color": "@muted"}}
 
 
 # ---------------------------------------------------------------- what the lines are drawn from
@@ -347,7 +338,7 @@ def training(data: RunData) -> list[Panel]:
         y="|Δ log-prob| (nats)",
         type="log",
         dtick=1,
-        tickformat="~g",
+        tickformat=".0e",
     )
     entropy = series.figure(
         [series.metric("policy/entropy", "entropy", "blue")], y="entropy (nats)", rangemode="tozero"

@@ -96,9 +96,9 @@ def samples_section(data: RunData) -> str:
 
 
 def _first_and_last(data: RunData) -> tuple[EvaluationRecord, EvaluationRecord] | None:
-    """Of greedy answers where there are any, of sampled ones otherwise. The first is the last that was made before
+    """Of sampled answers where there are any, of greedy ones otherwise. The first is the last that was made before
     anything was trained on generated rows."""
-    for mode in ("greedy", "sampled"):
+    for mode in ("sampled", "greedy"):
         found = sorted((r for r in data.samples if r.mode == mode), key=lambda r: r.version)
         if len(found) > 1:
             return [r for r in found if r.version <= max(data.base_version, found[0].version)][-1], found[-1]

@@ -33,7 +33,7 @@ function draw() {
   const theme = themes[dark.matches ? "dark" : "light"];
   for (const [id, figure] of Object.entries(figures)) {
     const { data, layout } = painted(figure, theme);
-    const height = layout.height ?? 280;
+    const height = layout.height ?? 296;
     document.getElementById(id).style.height = `${height}px`;
     Plotly.react(id, data, {
       ...layout, height,
@@ -41,8 +41,8 @@ function draw() {
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: theme.ink },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       dragmode: touch.matches ? false : "zoom", // a finger scrolls the page
-      margin: { l: 8, r: 8, t: 30, b: 8, ...layout.margin },
-      legend: { orientation: "h", x: 1, xanchor: "right", y: 1.02, yanchor: "bottom" },
+      margin: { l: 8, r: 8, t: layout.showlegend === false ? 26 : 46, b: 8 },
+      legend: { orientation: "h", x: 1, xanchor: "right", y: 1.08, yanchor: "bottom" },
       hoverlabel: { bgcolor: theme.paper, bordercolor: theme.rule, font: { color: theme.ink } },
     }, { responsive: true, displaylogo: false, displayModeBar: false });
   }

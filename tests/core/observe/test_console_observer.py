@@ -1,0 +1,293 @@
+"""The console: a panel on a terminal, lines elsewhere, and the same closing words on both."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import pty
+import re
+import struct
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.observe.observers import ObserverManager
+from headrace_observers.console import Console
+from headrace_observers.display import ASCII_BLOCKS, clock
+from headrace_observers.progress import Progress, sparkline
+
+JOB = {"job": {"name": "sort-symbols"}, "phase": [{"name": "warm-up"}, {"name": "reinforce"}]}
+SUMMARY = {
+    "samples_before": [{"prompt": "sort [ba] =", "answer": "[bold]ba", "reward": 0.0}],
+    "samples_after": [{"prompt": "sort [ba] =", "answer": "ab", "reward": 1.0}],
+    "audit": "PASS: 11 rules over 1,238 events",
+    "report": "runs/sort-symbols-1/report.html",
+}
+
+
+def play(simulation: Any, manager: ObserverManager, *, at_batch: Callable[[int], None] = lambda _: None) -> None:
+    """The whole run, as the controller would tell it."""
+    metrics = iter(simulation.metrics)
+    manager.run_opened("runs/sort-symbols-1", JOB)
+    batch = 0
+    for event in simulation.events:
+        manager.event(event)
+        if event["kind"] == "batch_trained":
+            manager.metrics(next(metrics))
+            at_batch(batch := batch + 1)
+    manager.run_closed("completed", SUMMARY)
+
+
+def managed(**settings: float) -> ObserverManager:
+    manager = ObserverManager()
+    manager.register(Console(Console.Settings(**settings)), name="console")
+    return manager
+
+
+# ---------------------------------------------------------------- without a terminal
+
+
+def test_without_a_terminal_there_are_plain_lines_and_no_control_characters(
+    capsys: pytest.CaptureFixture[str], simulation: Any
+) -> None:
+    manager = managed(interval_seconds=0.0)
+    play(simulation, manager)
+    text = capsys.readouterr().out
+    assert not manager.disabled
+    assert "\x1b" not in text
+    assert "phase reinforce (2 of 2): grpo, up to 12 batches of 4 x 4, max_staleness 2" in text
+    assert len(re.findall(r"\] reinforce \d+/12  reward [\d.]+  staleness [\d.]+/2  tokens/s", text)) == 12
+    assert len(re.findall(r"\] warm-up \d+/3  loss [\d.]+", text)) == 3
+    assert re.search(r"version \d+: held-out \d+% sampled, \d+% greedy", text)
+
+
+def test_without_a_terminal_lines_are_rationed_but_a_phases_last_batch_is_always_told(
+    capsys: pytest.CaptureFixture[str], simulation: Any
+) -> None:
+    play(simulation, managed(interval_seconds=3600.0))
+    steps = re.findall(r"\] (warm-up|reinforce) (\d+)/", capsys.readouterr().out)
+    assert steps == [("warm-up", "1"), ("warm-up", "3"), ("reinforce", "12")]
+
+
+def test_the_end_shows_answers_before_and_after_the_verdict_and_the_report(
+    capsys: pytest.CaptureFixture[str], simulation: Any
+) -> None:
+    play(simulation, managed())
+    _, _, end = capsys.readouterr().out.partition("held-out task")
+    assert re.search(r"sort \[ba\] = +✗ \[bold\]ba +✓ ab", end)
+    assert "PASS: 11 rules over 1,238 events" in end
+    assert "runs/sort-symbols-1/report.html" in end
+
+
+def test_a_failed_run_says_why_and_why_there_is_no_report(capsys: pytest.CaptureFixture[str]) -> None:
+    manager = managed()
+    manager.run_opened("runs/a", JOB)
+    manager.run_closed("failed", {"reason": "node trainer exited", "report_error": "no plotly"})
+    text = capsys.readouterr().out
+    assert re.search(r"run +failed: node trainer exited after 0:00", text)
+    assert re.search(r"no report +no plotly", text)
+
+
+def test_a_mismatch_above_the_threshold_warns_once_a_phase(capsys: pytest.CaptureFixture[str], simulation: Any) -> None:
+    worst = max(r.get("mismatch/abs_logprob_diff_mean", 0.0) for r in simulation.metrics)
+    play(simulation, managed(mismatch_alarm=worst * 0.9))
+    assert capsys.readouterr().out.count("warning: trainer and rollout differ by") == 1
+    play(simulation, managed(mismatch_alarm=worst))
+    assert "warning" not in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- on a terminal
+
+
+class Terminal:
+    """A pseudo-terminal of 100 x 40. What is written to ``stream`` can be read as a terminal would get it."""
+
+    def __init__(self) -> None:
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        os.set_blocking(self._master, False)
+        self.stream = open(slave, "w", encoding="utf-8")  # noqa: SIM115  # closed by close()
+        self._parts: list[bytes] = []
+
+    def read(self, *_: object) -> None:
+        """Make room: a terminal that nobody reads blocks its writer after a few thousand bytes."""
+        self.stream.flush()
+        while True:
+            try:
+                self._parts.append(os.read(self._master, 1 << 16))
+            except BlockingIOError:
+                return
+
+    def text(self) -> str:
+        """Everything so far."""
+        self.read()
+        return b"".join(self._parts).decode()
+
+    def close(self) -> None:
+        self.stream.close()
+        os.close(self._master)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    """A terminal to attach; the panel's thread sleeps, so that it is drawn at the start and at the end only."""
+    monkeypatch.setattr("headrace_observers.console.REFRESH_PER_SECOND", 1e-3)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    terminal = Terminal()
+    yield terminal
+    terminal.close()
+
+
+def attach(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """stdout and stderr go to the terminal. Not in the fixture: the test runner sets both before it calls a test."""
+    monkeypatch.setattr(sys, "stdout", terminal.stream)
+    monkeypatch.setattr(sys, "stderr", terminal.stream)
+
+
+def last_panel(text: str) -> str:
+    """The panel as it stands at the end, without control sequences."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "")
+    return text[text.rindex("╭") : text.rindex("╯")]
+
+
+def test_on_a_terminal_a_panel_shows_where_the_run_stands(
+    terminal: Terminal, simulation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attach(terminal, monkeypatch)
+    manager = managed()
+    play(simulation, manager, at_batch=terminal.read)
+    assert not manager.disabled
+    panel = last_panel(terminal.text())
+    for shown in (
+        r"─ sort-symbols ─",
+        r"reinforce  phase 2 of 2  step 12 of 12",
+        r"reward +[\d.]+ +[▁▂▃▄▅▆▇█]{12}",
+        r"held-out +\d+% sampled · \d+% greedy  at version \d+, began at \d+% sampled",
+        r"staleness +[\d.]+ mean · \d max · 2 allowed",
+        r"tokens/s +[\d,]+ sampled · [\d,]+ trained",
+        r"trainer idle +\d+%",
+        r"version +15 newest · \d live",
+        r"groups +0 in flight · 0 buffered · dropped: \d+ run_ended",
+    ):
+        assert re.search(shown, panel), panel
+
+
+def test_on_a_terminal_logging_and_printing_appear_above_the_panel_as_whole_lines(
+    terminal: Terminal, simulation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attach(terminal, monkeypatch)
+    logger, handler = logging.getLogger("test-console"), logging.StreamHandler(terminal.stream)
+    logger.addHandler(handler)
+
+    def speak(batch: int) -> None:
+        if batch == 5:
+            logger.warning("a warning of\ntwo lines")
+            print("a printed line")
+        terminal.read()
+
+    try:
+        play(simulation, managed(), at_batch=speak)
+    finally:
+        logger.removeHandler(handler)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.text()).replace("\r", "\n")
+    lines = text.split("\n")
+    for line in ("a warning of", "two lines", "a printed line"):
+        assert line in lines
+        assert lines.index(line) < max(i for i, shown in enumerate(lines) if shown.startswith("╭"))
+    assert handler.stream is terminal.stream
+
+
+def test_the_terminal_is_given_back_when_the_console_is_switched_off(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    attach(terminal, monkeypatch)
+    manager = managed()
+    manager.run_opened("runs/a", JOB)
+    assert sys.stdout is not terminal.stream
+    manager.event({"kind": "batch_taken", "version": 0, "groups": [7]})
+    assert manager.disabled == {"console": "event: KeyError: 7"}
+    assert sys.stdout is terminal.stream
+    assert sys.stderr is terminal.stream
+    text = terminal.text()
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l"), "the cursor is still hidden"
+
+
+def test_a_log_that_goes_to_a_file_keeps_going_there(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    attach(terminal, monkeypatch)
+    with open(tmp_path / "err.log", "w", encoding="utf-8") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        manager = managed()
+        manager.run_opened("runs/a", JOB)
+        print("to the file", file=sys.stderr)
+        manager.run_closed("completed", {})
+    assert (tmp_path / "err.log").read_text() == "to the file\n"
+    assert "to the file" not in terminal.text()
+
+
+# ---------------------------------------------------------------- what it counts
+
+
+def test_groups_are_counted_where_they_are(simulation: Any) -> None:
+    progress = Progress(JOB)
+    members: dict[int, set[int]] = {}
+    waiting: set[int] = set()
+    for event in simulation.events:
+        progress.event(event)
+        match event["kind"]:
+            case "group_dispatched":
+                members[event["group"]] = set(event["trajectories"])
+            case "row_stored":
+                members[event["group"]].discard(event["row"])
+                if not members[event["group"]]:
+                    del members[event["group"]]
+                    waiting.add(event["group"])
+            case "batch_taken":
+                waiting -= set(event["groups"])
+            case "group_dropped":
+                members.pop(event["group"], None)
+                waiting.discard(event["group"])
+        assert (progress.in_flight, progress.buffered) == (len(members), waiting)
+
+
+def test_staleness_is_of_the_newest_batch(simulation: Any) -> None:
+    progress = Progress(JOB)
+    ticket = {e["group"]: e["version"] for e in simulation.events if e["kind"] == "group_dispatched"}
+    for event in simulation.events:
+        progress.event(event)
+        if event["kind"] == "batch_taken":
+            assert progress.staleness == [event["version"] - ticket[group] for group in event["groups"]]
+
+
+def test_idle_share_is_waiting_over_waiting_and_training_of_the_latest_batches() -> None:
+    progress = Progress(JOB)
+    assert progress.idle_share is None
+    for wait in [*[100.0] * 5, *[1.0] * 20]:
+        progress.event({"kind": "batch_trained", "wait_seconds": wait, "started": 0.0, "finished": 3.0})
+    assert progress.idle_share == 0.25
+
+
+def test_a_metric_that_is_not_finite_counts_as_absent() -> None:
+    progress = Progress(JOB)
+    progress.metrics({"reward/mean": float("nan"), "train/loss": float("inf")})
+    assert (progress.number("reward/mean"), progress.number("train/loss"), progress.rewards) == (None, None, [])
+
+
+def test_a_sparkline_spans_from_the_least_to_the_greatest_mean() -> None:
+    assert sparkline([0, 1, 2, 3], 4, blocks="abcd") == "abcd"
+    assert sparkline([0, 0, 3, 3], 2, blocks="abcd") == "ad"
+    assert sparkline([5, 5], 8, blocks="abcd") == "aa"
+    assert sparkline([], 8, blocks=ASCII_BLOCKS) == ""
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (65.9, "1:05"), (3725, "1:02:05")])
+def test_the_clock_reads_as_a_clock(seconds: float, text: str) -> None:
+    assert clock(seconds) == text
