@@ -359,6 +359,14 @@ async def test_a_socket_file_left_by_a_killed_process_does_not_block_a_restart(t
         assert await client.call("double", 1, reply=int, deadline=5) == 2
 
 
+async def test_calls_beyond_the_queue_s_bound_fail_at_once(tmp_path: Path) -> None:
+    client = Client(ipc_address(str(tmp_path), "nobody"), limits=Limits(queue=2))
+    calls = [asyncio.create_task(client.call("double", 1, reply=int, deadline=0.2)) for _ in range(5)]
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [DeadlineError] * 2 + [WireError] * 3
+    await client.close()
+
+
 async def test_an_idle_server_and_client_use_no_processor_time(tmp_path: Path) -> None:
     async with serving(tmp_path) as (service, _, client):
         call = asyncio.create_task(client.call("wait", deadline=60))

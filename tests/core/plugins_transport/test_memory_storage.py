@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from headrace.contract import Array, Batch, Column, NoSettings, Ragged
+from headrace.errors import ContractError
+from headrace_storage.memory import MemoryStorage
+
+
+@pytest.fixture
+def storage() -> Iterator[MemoryStorage]:
+    storage = MemoryStorage(NoSettings())
+    yield storage
+    storage.close()
+    storage.close()
+
+
+def batch(rows: list[int], **columns: Column) -> Batch:
+    return Batch(rows=np.array(rows, np.int64), columns=columns)
+
+
+def ragged(*arrays: list[int]) -> Ragged:
+    return Ragged.from_arrays([np.array(a, np.int32) for a in arrays])
+
+
+def test_rows_come_back_in_the_order_they_are_asked_for(storage: MemoryStorage) -> None:
+    assert storage.put(batch([5, 2, 9], tokens=ragged([1], [], [3, 4]), reward=np.array([0.5, 0.25, 1]))) == 12 + 24
+    got = storage.get([9, 5, 2], ["reward", "tokens"])
+    assert got.rows.tolist() == [9, 5, 2]
+    assert got.dense("reward").tolist() == [1, 0.5, 0.25]
+    assert [a.tolist() for a in got.ragged("tokens")] == [[3, 4], [1], []]
+    assert got.ragged("tokens").values.dtype == np.int32
+    assert len(storage.get([], ["tokens", "reward"])) == 0
+
+
+def test_a_put_of_some_columns_keeps_the_others(storage: MemoryStorage) -> None:
+    storage.put(batch([1, 2], tokens=ragged([1, 2], [3]), reward=np.array([1.0, 2.0])))
+    storage.put(batch([2, 3], reward=np.array([5.0, 6.0])))
+    assert storage.get([1, 2, 3], ["reward"]).dense("reward").tolist() == [1, 5, 6]
+    assert [a.tolist() for a in storage.get([2, 1], ["tokens"]).ragged("tokens")] == [[3], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "text"),
+    [
+        ([1, 7], ["reward"], "row 7 has no column 'reward'"),
+        ([1, 2], ["tokens"], "row 2 has no column 'tokens'"),
+        ([1], ["absent"], "no row has column 'absent'; columns are"),
+    ],
+)
+def test_an_absent_row_or_column_is_named(
+    storage: MemoryStorage, rows: list[int], columns: list[str], text: str
+) -> None:
+    storage.put(batch([1], tokens=ragged([1])))
+    storage.put(batch([1, 2], reward=np.zeros(2)))
+    with pytest.raises(KeyError, match=text):
+        storage.get(rows, columns)
+
+
+def test_what_is_put_and_what_is_got_can_be_changed_without_changing_what_is_stored(storage: MemoryStorage) -> None:
+    tokens, reward = ragged([1, 2], [3]), np.array([1.0, 2.0])
+    storage.put(batch([1, 2], tokens=tokens, reward=reward))
+    tokens.values[:] = 0
+    reward[:] = 0
+    first = storage.get([1, 2], ["tokens", "reward"])
+    first.ragged("tokens").values[:] = 9
+    first.dense("reward")[:] = 9
+    again = storage.get([1, 2], ["tokens", "reward"])
+    assert again.ragged("tokens").values.tolist() == [1, 2, 3]
+    assert again.dense("reward").tolist() == [1, 2]
+
+
+def test_dense_values_may_be_arrays_and_small_floats(storage: MemoryStorage) -> None:
+    wide = np.arange(12, dtype=np.float32).reshape(2, 3, 2)
+    storage.put(batch([1, 2], wide=wide, half=np.ones(2, ml_dtypes.bfloat16), flag=np.array([True, False])))
+    got = storage.get([2, 1], ["wide", "half", "flag"])
+    assert got.dense("wide").tolist() == wide[::-1].tolist()
+    assert got.dense("half").dtype == ml_dtypes.bfloat16
+    assert got.dense("flag").tolist() == [False, True]
+
+
+def test_ragged_rows_may_hold_vectors(storage: MemoryStorage) -> None:
+    values = np.arange(10, dtype=np.float32).reshape(5, 2)
+    storage.put(batch([1, 2], experts=Ragged(values, np.array([0, 2, 5]))))
+    assert storage.get([2], ["experts"]).ragged("experts").values.tolist() == values[2:].tolist()
+    assert storage.get([], ["experts"]).ragged("experts").values.shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        (np.zeros(1), "column 'reward' is dense float32 .*, a put gave dense float64"),
+        (np.zeros((1, 2), np.float32), r"a put gave dense float32 \[2\]"),
+        (Ragged.from_arrays([np.zeros(1, np.float32)]), "a put gave ragged float32"),
+    ],
+)
+def test_a_column_does_not_change_its_kind_and_the_refused_put_stores_nothing(
+    storage: MemoryStorage, column: Column, text: str
+) -> None:
+    storage.put(batch([1], reward=np.ones(1, np.float32)))
+    before = storage.stats()
+    with pytest.raises(ContractError, match=text):
+        storage.put(batch([2], tokens=ragged([1]), reward=column))
+    assert storage.stats() == before
+    with pytest.raises(KeyError):
+        storage.get([2], ["tokens"])
+    storage.delete([1])
+    storage.put(batch([1], reward=column))
+
+
+def test_a_row_twice_in_one_put_is_a_contract_error(storage: MemoryStorage) -> None:
+    with pytest.raises(ContractError, match="names a row twice"):
+        storage.put(batch([1, 1], reward=np.zeros(2)))
+
+
+def test_deleting_frees_rows_and_ignores_unknown_ones(storage: MemoryStorage) -> None:
+    storage.put(batch([1, 2, 3], tokens=ragged([1], [2, 3], [4]), reward=np.zeros(3, np.float32)))
+    storage.delete([2, 77])
+    storage.delete([2])
+    assert (storage.stats().rows, storage.stats().nbytes) == (2, 8 + 8)
+    with pytest.raises(KeyError, match="row 2"):
+        storage.get([1, 2], ["reward"])
+    storage.delete([1, 3])
+    assert (storage.stats().rows, storage.stats().nbytes) == (0, 0)
+
+
+def test_one_row_left_of_a_large_put_pins_only_its_own_memory(storage: MemoryStorage) -> None:
+    rows, length = 256, 1 << 14
+    tracemalloc.start()
+    try:
+        start = tracemalloc.get_traced_memory()[0]
+        storage.put(
+            batch(
+                list(range(rows)),
+                tokens=Ragged(np.ones(rows * length, np.uint8), np.arange(rows + 1) * length),
+                image=np.ones((rows, length), np.uint8),
+            )
+        )
+        assert tracemalloc.get_traced_memory()[0] - start > 2 * rows * length
+        storage.delete(list(range(1, rows)))
+        assert storage.stats().nbytes == 2 * length
+        kept = tracemalloc.get_traced_memory()[0] - start
+        assert kept < rows * length / 3, f"{kept} bytes are held for {2 * length}"
+    finally:
+        tracemalloc.stop()
+
+
+SOME_ROWS = st.builds(
+    lambda start, count, step: range(start, start + count, step), *[st.integers(1, 150)] * 2, st.integers(1, 3)
+)
+
+
+class Storing(RuleBasedStateMachine):
+    """Against a dictionary of (row, column)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storage = MemoryStorage(NoSettings())
+        self.model: dict[str, dict[int, Array]] = {"tokens": {}, "reward": {}}
+        self.counter = 0
+
+    @rule(rows=SOME_ROWS, names=st.sampled_from([["tokens"], ["reward"], ["reward", "tokens"], []]))
+    def put(self, rows: range, names: list[str]) -> None:
+        order = list(rows)
+        columns: dict[str, Column] = {}
+        for name in names:
+            self.counter += 1
+            values = [np.full((self.counter + row) % 5, row + self.counter, np.int32) for row in order]
+            if name == "tokens":
+                columns[name] = Ragged.from_arrays(values, dtype=np.int32)
+            else:
+                values = [np.array(self.counter + row, np.int32) for row in order]
+                columns[name] = np.array([self.counter + row for row in order], np.int32)
+            self.model[name].update(zip(order, values, strict=True))
+        self.storage.put(Batch(rows=np.array(order, np.int64), columns=columns))
+
+    @rule(rows=SOME_ROWS)
+    def delete(self, rows: range) -> None:
+        self.storage.delete(list(rows))
+        for column in self.model.values():
+            for row in rows:
+                column.pop(row, None)
+
+    @rule(backwards=st.booleans())
+    def get(self, backwards: bool) -> None:
+        for name, column in self.model.items():
+            if column:
+                rows = sorted(column, reverse=backwards)
+                got = self.storage.get(rows, [name]).columns[name]
+                assert [a.tolist() for a in got] == [column[row].tolist() for row in rows]
+
+    @invariant()
+    def counts(self) -> None:
+        stats = self.storage.stats()
+        assert stats.rows == len(set(self.model["tokens"]) | set(self.model["reward"]))
+        assert stats.nbytes == sum(a.nbytes for column in self.model.values() for a in column.values())
+
+
+test_the_storage_is_a_dictionary_of_row_and_column = Storing.TestCase
+test_the_storage_is_a_dictionary_of_row_and_column.settings = settings(max_examples=25, stateful_step_count=15)
