@@ -189,6 +189,8 @@ class _Auditor:
             "in_flight": in_flight,
             "dropped": dict(sorted((+books.dropped).items())),
             "failed_attempts": dict(sorted(books.failed.items())),
+            "scored": books.scored,
+            "mean_reward": books.reward_sum / books.scored if books.scored else None,
             "late_reports": books.late,
             "unscored": batches.unscored,
             "batches": batches.trained,

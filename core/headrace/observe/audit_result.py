@@ -87,6 +87,8 @@ def _books(summary: Mapping[str, Any]) -> Iterator[str]:
         f"batches {summary['batches']:,}{skipped} · optimiser steps {summary['optimizer_steps']:,} · "
         f"versions published {summary['versions_published']:,} · evaluations {summary['evaluations']:,}"
     )
+    if summary["scored"]:
+        yield f"mean reward of all {summary['scored']:,} scored sampled trajectories: {summary['mean_reward']:.4g}"
     if summary["self_check"] is not None:
         yield f"self-check: trainer and instances differ by at most {summary['self_check']:.2e} in log-prob"
 

@@ -80,6 +80,9 @@ class TrajectoryChecker:
         self.trained = 0
         self.dropped: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
+        self.scored = 0
+        self.reward_sum = 0.0
+        """Of all scored sampled trajectories, trained or not."""
         self.late = 0
         """Reports about trajectories that had been dropped."""
         self._generating: Counter[int] = Counter()
@@ -355,6 +358,9 @@ class TrajectoryChecker:
         """Remembered for the batch."""
         if found := self._find(event.trajectory, event.seq, "scored"):
             found.scored, found.reward = True, event.reward
+            if event.reward is not None and found.group.phase.rollout:
+                self.scored += 1
+                self.reward_sum += event.reward
 
     def row_stored(self, event: RowStored) -> None:
         """A new row of a live trajectory, claiming its version. Unlike other reports this one may not come late: the
