@@ -41,7 +41,8 @@ class TorchInferenceSettings:
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"
     live_versions: int = 4
-    """Policy versions held at once; each costs the model's size and its own keys and values."""
+    """Policy versions held at once; each costs the model's size and its own keys and values. With 1, a new version
+    replaces the old one, which must have no request open."""
 
     def __post_init__(self) -> None:
         for name in ("slots", "live_versions"):
@@ -173,7 +174,10 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion):
                 f"version {manifest.version} is incomplete and was not committed: {'; '.join(problems)}; {live}",
                 fix="apply the tensors named here as the manifest describes them, then commit again",
             )
-        if len(self._live) >= self._options.live_versions:
+        if self._options.live_versions == 1:
+            for replaced in list(self._live):
+                self._retire(session, replaced)
+        elif len(self._live) >= self._options.live_versions:
             raise self._error(
                 f"version {manifest.version} would exceed live_versions = {self._options.live_versions}; {live}",
                 fix="retire a version first, or raise live_versions in the engine's settings",
@@ -185,7 +189,9 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion):
 
     async def retire(self, version: int) -> None:
         """Free a version's weights, keys and values."""
-        session = self._serving()
+        self._retire(self._serving(), version)
+
+    def _retire(self, session: DecodeSession, version: int) -> None:
         if version not in self._live:
             return
         users = Counter(self._open.values())[version]

@@ -257,6 +257,24 @@ async def test_live_versions_are_bounded_and_retiring_makes_room(make_model: Any
             await served.engine.submit([request_for("late", [1])])
 
 
+async def test_an_engine_of_one_version_replaces_it_unless_it_is_in_use(
+    make_model: Any, serve: Any, request_for: Any
+) -> None:
+    async with serve(make_model(0), live_versions=1) as served:
+        await push(served, read(make_model(1)), 1)
+        assert (await served.engine.health()).versions == (1,)
+        await served.engine.submit([request_for("a", [1], version=1, max_new_tokens=60)])
+        stage = await served.engine.begin_update(describe(read(make_model(2)), 2))
+        for name, tensor in read(make_model(2)).items():
+            await stage.apply(name, tensor)
+        await served.engine.submit([request_for("b", [1], version=1, max_new_tokens=60)])
+        with pytest.raises(EngineError, match=r"version 1 cannot be retired"):
+            await stage.commit()
+        await served.finish(["a", "b"])
+        await stage.commit()
+        assert (await served.engine.health()).versions == (2,)
+
+
 async def test_a_version_in_use_cannot_be_retired(make_model: Any, serve: Any, request_for: Any) -> None:
     async with serve(make_model(0)) as served:
         await served.engine.submit([request_for("a", [1], max_new_tokens=60)])
