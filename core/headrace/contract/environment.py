@@ -27,7 +27,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Episode:
-    """One trajectory's tokens, all four arrays aligned: prompt, sampled tokens, anything an environment inserted."""
+    """One trajectory's tokens, the three arrays aligned: prompt, sampled tokens, anything an environment inserted."""
 
     tokens: Array
     """int32 [L]."""
@@ -40,6 +40,14 @@ class Episode:
     finish_reason: FinishReason
     text: str = ""
     """What a person would read as the answer."""
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.tokens), len(self.loss_mask), len(self.logprobs)}
+        if len(lengths) != 1:
+            raise ValueError(
+                f"an episode's arrays are aligned; got {len(self.tokens)} tokens, {len(self.loss_mask)} mask values and "
+                f"{len(self.logprobs)} log-probs"
+            )
 
     @classmethod
     def single_turn(cls, prompt: Array, completion: Completion, *, text: str = "") -> Episode:
