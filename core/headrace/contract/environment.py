@@ -45,7 +45,7 @@ class Episode:
         lengths = {len(self.tokens), len(self.loss_mask), len(self.logprobs)}
         if len(lengths) != 1:
             raise ValueError(
-                f"an episode's arrays are aligned; got {len(self.tokens)} tokens, {len(self.loss_mask)} mask values and "
+                f"an episode's arrays are aligned; got {len(self.tokens)} tokens, {len(self.loss_mask)} mask values, "
                 f"{len(self.logprobs)} log-probs"
             )
 
