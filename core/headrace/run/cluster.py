@@ -30,6 +30,7 @@ class Cluster:
     """All nodes of one run."""
 
     trainer: Client
+    workers: list[Client]
     storage: StorageClient
     supervisor: Supervisor
     environment: Environment
@@ -71,8 +72,10 @@ class Cluster:
         await asyncio.to_thread(self._start_environment)
         for name in names:
             self._join(name, await self.supervisor.address(name))
-        for i in range(job.environment.workers):
-            await self.supervisor.address(f"environment-{i}")
+        self.workers = [
+            Client(await self.supervisor.address(f"environment-{i}")) for i in range(job.environment.workers)
+        ]
+        self._clients += self.workers
 
     async def _launch_trainer_and_storage(self) -> None:
         job = self._job

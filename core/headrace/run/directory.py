@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,15 @@ class RunDirectory:
                 fix="choose another place with [job] runs or --run-dir",
             ) from error
         return run
+
+    def checkpoint(self, version: int) -> Path:
+        """Where the checkpoint of a version goes; names sort by version."""
+        return self.checkpoints / f"version-{version:08d}"
+
+    def prune_checkpoints(self, *, keep: int) -> None:
+        """Remove all but the newest ``keep``. Called after a save, so that a complete one always exists."""
+        for path in sorted(self.checkpoints.glob("version-*"))[:-keep]:
+            shutil.rmtree(path)
 
     def write_job(self, resolved: dict[str, Any]) -> None:
         """Keep the resolved job."""

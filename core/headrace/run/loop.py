@@ -26,23 +26,26 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from headrace.config import Job, Phase
-from headrace.contract import StalenessPolicy, WeightManifest
+from headrace.contract import SaveKind, StalenessPolicy, WeightManifest
 from headrace.errors import RunError
 from headrace.flow import BatchLease, Flow
 from headrace.registry import build
+from headrace.run.directory import RunDirectory
 from headrace.run.evaluation import Evaluator
 from headrace.run.measures import Measures
 from headrace.services.controller import Controller, GroupPlan
 from headrace.services.fleet import Fleet
-from headrace.services.messages import PhaseSetup, SaveCall, TrainCall, TrainReply, VersionCall
+from headrace.services.messages import CancelGroups, PhaseSetup, SaveCall, TrainCall, TrainReply, VersionCall
 from headrace.services.storage import StorageClient
 from headrace.wire import Client
 
 TRAIN_DEADLINE = 3600.0
 WEIGHTS_DEADLINE = 300.0
+CANCEL_DEADLINE = 60.0
 MAX_SKIPPED_IN_A_ROW = 3
 """Batches without a finite step before the run stops."""
 
@@ -55,14 +58,14 @@ class Parts:
     controller: Controller
     fleet: Fleet
     trainer: Client
+    workers: list[Client]
     storage: StorageClient
     evaluator: Evaluator
     measures: Measures
     emit: Callable[..., Any]
     tolerance: float
     """Of the start-up self-check, in nats."""
-    save_directory: Callable[[int], str]
-    """Version → where its checkpoint goes."""
+    directory: RunDirectory
     plan: Callable[[Phase], GroupPlan]
 
 
@@ -149,8 +152,15 @@ class TrainingLoop:
                 break
         self._next_group = flow.next_group
         self._next_trajectory = flow.next_group * flow.group_size
-        p.controller.end_phase("phase_ended")
+        await self._cancel(p.controller.end_phase("phase_ended"))
         await self._free_rows()
+
+    async def _cancel(self, groups: list[int]) -> None:
+        """Have workers stop what the phase leaves behind: instances must not decode for nobody."""
+        for worker in self._p.workers:
+            await worker.call(
+                "cancel", CancelGroups(groups=groups), deadline=CANCEL_DEADLINE, awaiting="a worker to stop its groups"
+            )
 
     def _flow(self, phase: Phase, plan: GroupPlan) -> Flow:
         policy = build(phase.staleness)
@@ -207,7 +217,7 @@ class TrainingLoop:
         p.measures.batch(lease, reply, step=step, wait_seconds=waited, tally=p.controller.tally)
         every = p.job.checkpoint.every
         if every and (step + 1) % every == 0:
-            await self.save(p.save_directory(self.version), kind="resume")
+            await self.checkpoint()
 
     async def _advance(self, flow: Flow) -> float:
         """Publish the next version when the policy allows it, and retire what it leaves behind. Returns the seconds
@@ -275,16 +285,22 @@ class TrainingLoop:
             await p.fleet.load_everywhere(version)
         await p.evaluator.begin(version, finished=lambda: flow.unpin(version))
 
-    async def save(self, path: str, *, kind: str) -> None:
+    async def checkpoint(self) -> None:
+        """Save what a resume needs, then forget all but the newest of them."""
+        p = self._p
+        path = p.directory.checkpoint(self.version)
+        await self.save(path, kind="resume")
+        p.emit("checkpoint_saved", version=self.version, path=str(path))
+        p.directory.prune_checkpoints(keep=p.job.checkpoint.keep)
+
+    async def save(self, path: Path, *, kind: SaveKind) -> None:
         """Have the trainer write its weights."""
         await self._p.trainer.call(
             "save",
-            SaveCall(path=path, kind=kind),  # type: ignore[arg-type]
+            SaveCall(path=str(path), kind=kind),
             deadline=WEIGHTS_DEADLINE,
             awaiting=f"the trainer to write {path}",
         )
-        if kind == "resume":
-            self._p.emit("checkpoint_saved", version=self.version, path=path)
 
     def _spawn(self, work: Awaitable[Any], name: str) -> None:
         """Background work of the loop; its failure fails the run."""

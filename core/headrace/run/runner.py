@@ -88,6 +88,7 @@ async def _train(job: Job, directory: RunDirectory, journal: Journal, cluster: C
         controller=cluster.controller,
         fleet=cluster.fleet,
         trainer=cluster.trainer,
+        workers=cluster.workers,
         storage=cluster.storage,
         evaluator=Evaluator(
             evaluation_plan(job, held_out_tasks(job, cluster.environment)),
@@ -99,17 +100,17 @@ async def _train(job: Job, directory: RunDirectory, journal: Journal, cluster: C
         measures=Measures(journal.metrics),
         emit=journal.emit,
         tolerance=self_check_tolerance(job),
-        save_directory=lambda version: str(directory.checkpoints / f"version-{version:06d}"),
+        directory=directory,
         plan=lambda phase: group_plan(job, phase, cluster.environment),
     )
     loop = TrainingLoop(parts)
-    model = cluster.model_path
+    model = Path(cluster.model_path)
     for number, phase in enumerate(job.phases):
-        await loop.run_phase(phase, model, first=number == 0)
+        await loop.run_phase(phase, str(model), first=number == 0)
         last = number + 1 == len(job.phases)
-        model = str(directory.models / ("final" if last else phase.name))
+        model = directory.models / ("final" if last else phase.name)
         await loop.save(model, kind="export")
-    await loop.save(parts.save_directory(loop.version), kind="resume")
+    await loop.checkpoint()
     await loop.settle()
 
 

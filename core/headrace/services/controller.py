@@ -128,15 +128,17 @@ class Controller:
         self._failures = FailureShare(window=flow.batch_groups * flow.group_size, limit=plan.max_failed_share)
         self.pump()
 
-    def end_phase(self, reason: str) -> None:
-        """Drop what is outstanding; late reports about it are ignored and their rows freed."""
+    def end_phase(self, reason: str) -> list[int]:
+        """Drop what is outstanding; late reports about it are ignored and their rows freed. Returns the groups."""
         flow = self._require_flow()
         group_size = flow.group_size
-        for group in flow.drop_all(reason):
+        dropped = list(flow.drop_all(reason))
+        for group in dropped:
             rows = list(range(group * group_size, (group + 1) * group_size))
             self._emit("group_dropped", group=group, trajectories=rows, reason=reason)
             self._to_free.extend(rows)
         self._flow = None
+        return dropped
 
     async def take_batch(self) -> BatchLease:
         """The next training batch, as soon as the policy allows it."""

@@ -198,6 +198,12 @@ class WorkRequest(Message, frozen=True):
     worker: str
 
 
+class CancelGroups(Message, frozen=True):
+    """Groups nobody wants any more; a worker forgets those it is working on."""
+
+    groups: list[int]
+
+
 class TrajectoryFinished(Message, frozen=True, tag=True):
     """A trajectory's tokens are done; it is not scored yet."""
 

@@ -44,6 +44,7 @@ class _Pending:
     """One request the engine is working on: its pieces so far and who waits for them."""
 
     done: asyncio.Future[Completion]
+    version: int
     token_ids: list[Array] = field(default_factory=list)
     logprobs: list[Array] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
@@ -104,6 +105,8 @@ class RolloutService(NodeService):
         self._loading = asyncio.Lock()
         self._cohorts: dict[str, _Cohort] = {}
         self._cohort_turn = asyncio.Lock()
+        self._left = asyncio.Event()
+        """Set whenever a request has left."""
 
     async def start(self) -> None:
         setup = self._setup
@@ -124,7 +127,7 @@ class RolloutService(NodeService):
     @rpc
     async def generate(self, call: GenerateCall) -> Completion:
         """The whole completion of one request."""
-        pending = _Pending(asyncio.get_running_loop().create_future())
+        pending = _Pending(asyncio.get_running_loop().create_future(), call.request.version)
         self._pending[call.request.request_id] = pending
         try:
             if call.cohort:
@@ -132,9 +135,10 @@ class RolloutService(NodeService):
             await self._engine.submit([call.request])
             return await pending.done
         finally:
-            del self._pending[call.request.request_id]
             if not pending.done.done():
                 await self._engine.abort([call.request.request_id])
+            del self._pending[call.request.request_id]
+            self._left.set()
 
     async def _generate_in_cohort(self, call: GenerateCall, pending: _Pending) -> Completion:
         """Cohorts take turns, and each is submitted at once in id order: what is decoded together then depends on
@@ -204,7 +208,11 @@ class RolloutService(NodeService):
 
     @rpc
     async def retire_version(self, call: VersionCall) -> None:
-        """Forget a version nobody is pinned to."""
+        """Forget a version. The controller asks when nobody is pinned to it any more; requests that were given up a
+        moment ago may still be on their way out."""
+        while any(p.version == call.version for p in self._pending.values()):
+            self._left.clear()
+            await self._left.wait()
         if isinstance(self._engine, MultiVersion):
             await self._engine.retire(call.version)
 

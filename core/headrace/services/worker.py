@@ -8,6 +8,7 @@ stored only after the storage unit has acknowledged every one of its rows.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 import traceback
 from collections import Counter
@@ -43,6 +44,7 @@ from headrace.contract.columns import (
 )
 from headrace.registry import build
 from headrace.services.messages import (
+    CancelGroups,
     EvaluationDone,
     EvaluationSample,
     GenerateCall,
@@ -59,7 +61,7 @@ from headrace.services.messages import (
 from headrace.services.node import CONTROLLER_DEADLINE, NodeService
 from headrace.services.scoring import ScoringFailure, ScoringPool
 from headrace.services.storage import StorageClient
-from headrace.wire import Client
+from headrace.wire import Client, rpc
 
 GENERATE_DEADLINE = 600.0
 WORK_POLL_SECONDS = 30.0
@@ -125,7 +127,7 @@ class _Scores:
 
 
 class WorkerService(NodeService):
-    """Pulls work; serves nothing but its own liveness."""
+    """Pulls work, and serves the wish to stop some of it."""
 
     def __init__(self, spec: NodeSpec) -> None:
         super().__init__(spec)
@@ -140,6 +142,7 @@ class WorkerService(NodeService):
         self._controller = Client(spec.controller)
         self._instances: dict[str, Client] = {}
         self._entries: asyncio.Queue[Entry] = asyncio.Queue()
+        self._groups: dict[int, asyncio.Task[None]] = {}
         self._scoring = ScoringPool(
             python=setup.python,
             factory="headrace.services.scoring:build_environment",
@@ -173,8 +176,15 @@ class WorkerService(NodeService):
                 deadline=WORK_POLL_SECONDS + CONTROLLER_DEADLINE,
                 awaiting="work from the controller",
             )
-            if item is not None:
-                self.supervise(self._work(item), f"{item.kind} {item.group}")
+            if item is None:
+                continue
+            task = self.supervise(self._work(item), f"{item.kind} {item.group}")
+            if item.kind != "evaluation":
+                self._groups[item.group] = task
+                task.add_done_callback(functools.partial(self._forget, item.group))
+
+    def _forget(self, group: int, _: asyncio.Task[None]) -> None:
+        del self._groups[group]
 
     async def _report(self) -> None:
         """One report at a time; entries that arrive meanwhile share the next."""
@@ -207,6 +217,14 @@ class WorkerService(NodeService):
                     detail="".join(traceback.format_exception(error)),
                 )
             )
+
+    @rpc
+    async def cancel(self, request: CancelGroups) -> None:
+        """Stop working on these groups, and tell their instances."""
+        tasks = [self._groups[group] for group in request.groups if group in self._groups]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # ------------------------------------------------------------ episodes
 
