@@ -143,8 +143,8 @@ class BatchChecker:
                 trajectory is not None, "conservation", event.seq, "row {} trained, but it was {}", row, fate
             )
             if fresh and trajectory is not None:
+                self.unscored += id not in ended and trajectory.scored and trajectory.reward is None
                 ended[id] = trajectory
-                self.unscored += trajectory.scored and trajectory.reward is None
                 if event.applied:
                     self._check_staleness(row, event, trajectory)
             elif fate != DROPPED and event.applied:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
+from headrace.errors import RunError
 from headrace.observe.events import (
     BatchTrained,
     EvaluationFinished,
@@ -89,8 +91,15 @@ def collect(run_dir: Path) -> RunData:
     if (run_dir / "evaluation.jsonl").exists():
         data.samples = list(read_evaluations(run_dir))
     if (run_dir / JOB_FILE).exists():
-        data.job = json.loads((run_dir / JOB_FILE).read_text())
+        data.job = _job(run_dir / JOB_FILE)
     return data
+
+
+def _job(path: Path) -> Mapping[str, Any]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
+        raise RunError(f"{path} does not read as a job: {error}", fix="restore it, or move it away") from error
 
 
 def merge(intervals: Iterable[Interval], *, gap: float) -> list[Interval]:

@@ -1,7 +1,7 @@
 """The plots of a report as plain Plotly figures.
 
-Colours are names with a leading ``@`` (``@blue``, ``@v3``): the page replaces them by those of its theme, so that every
-plot is right in light and dark alike. Every axis says what it shows and in which unit.
+Colours are names with a leading ``@`` (``@blue``, ``@versions:0.4``): the page replaces them by those of its theme, so
+that every plot is right in light and dark alike. Every axis says what it shows and in which unit.
 """
 
 from __future__ import annotations

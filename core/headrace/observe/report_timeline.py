@@ -49,13 +49,14 @@ def lanes(bars: Sequence[Bar]) -> list[list[Bar]]:
 
 
 def _draw(data: RunData, rows: Sequence[tuple[str, list[list[Bar]]]], unit: str, scale: float) -> Figure:
-    traces: list[Figure] = []
+    newest = max((version for version, _ in data.published), default=0)
+    traces: list[Figure] = [_scale(newest)]
     ticks: list[float] = []
     height = 0.0
     for name, row in rows:
         start = height
         for lane in row:
-            traces.append(_lane(name, lane, height + 0.5, scale))
+            traces.append(_lane(name, lane, height + 0.5, scale, newest))
             height += 1
         ticks.append((start + height) / 2)
         height += 0.7
@@ -73,22 +74,12 @@ def _draw(data: RunData, rows: Sequence[tuple[str, list[list[Bar]]]], unit: str,
             "automargin": True,
             "fixedrange": True,
         },
-        "coloraxis": {
-            "colorscale": "@versions",
-            "cmin": 0,
-            "cmax": max((version for version, _ in data.published), default=1),
-            "colorbar": {
-                "title": {"text": "policy version", "side": "right", "font": {"size": 12, "color": "@muted"}},
-                "thickness": 10,
-                "outlinewidth": 0,
-            },
-        },
         "showlegend": True,
     }
     return {"data": traces, "layout": layout}
 
 
-def _lane(name: str, lane: Sequence[Bar], y: float, scale: float) -> Figure:
+def _lane(name: str, lane: Sequence[Bar], y: float, scale: float, newest: int) -> Figure:
     what = "trained at" if name == "trainer" else "sampled with"
     return {
         "type": "bar",
@@ -97,7 +88,7 @@ def _lane(name: str, lane: Sequence[Bar], y: float, scale: float) -> Figure:
         "x": [(span.stop - span.start) / scale for _, span in lane],
         "y": [y] * len(lane),
         "width": 0.86,
-        "marker": {"color": [version for version, _ in lane], "coloraxis": "coloraxis", "line": {"width": 0}},
+        "marker": {"color": [f"@versions:{version / max(1, newest):.4f}" for version, _ in lane], "line": {"width": 0}},
         "hovertext": [
             f"{name}: {what} version {version}<br>{span.start:.1f} to {span.stop:.1f} s"
             + (f", {span.size} trajectories" if name != "trainer" else "")
@@ -106,6 +97,20 @@ def _lane(name: str, lane: Sequence[Bar], y: float, scale: float) -> Figure:
         "hoverinfo": "text",
         "showlegend": False,
     }
+
+
+def _scale(newest: int) -> Figure:
+    """Draws nothing but the colour bar: Plotly cannot colour bars by number without complaints on the console."""
+    title = {"text": "policy version", "side": "right", "font": {"size": 12, "color": "@muted"}}
+    marker = {
+        "color": [0],
+        "colorscale": "@versions",
+        "cmin": 0,
+        "cmax": max(1, newest),
+        "showscale": True,
+        "colorbar": {"title": title, "thickness": 10, "outlinewidth": 0},
+    }
+    return {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "marker": marker, "showlegend": False}
 
 
 def _events(data: RunData, scale: float, top: float) -> list[Figure]:

@@ -98,7 +98,7 @@ def test_every_plot_is_valid_plotly_and_every_axis_has_a_title(page: str) -> Non
 
     def painted(value: Any) -> Any:
         if isinstance(value, str) and value.startswith("@"):
-            assert value[1:] in named, value
+            assert value[1:].split(":")[0] in named, value
             return "Viridis" if value == "@versions" else "#123456"
         if isinstance(value, dict):
             return {key: painted(item) for key, item in value.items()}
@@ -162,6 +162,12 @@ def test_a_run_that_was_killed_before_its_first_batch_has_a_report(
 def test_a_directory_without_a_log_is_refused(tmp_path: Path, no_plotly_js: None) -> None:
     with pytest.raises(RunError, match="no event log at"):
         write_report(tmp_path)
+
+
+def test_a_damaged_job_file_is_an_error_that_names_it(run_dir: Path, no_plotly_js: None) -> None:
+    (run_dir / "job.json").write_text("{")
+    with pytest.raises(RunError, match=r"job.json does not read as a job"):
+        write_report(run_dir)
 
 
 def test_without_plotly_the_error_says_what_to_install(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

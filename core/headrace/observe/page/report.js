@@ -1,4 +1,4 @@
-// Figures name colours ("@blue"); the page gives them the values of its theme and draws again when the theme changes.
+// Figures name colours ("@blue", "@versions:0.4"); the page gives them the values of its theme and draws again when the theme changes.
 const themes = {
   light: {
     ink: "#1b1f24", muted: "#5c6670", rule: "#dde1e6", paper: "#ffffff",
@@ -15,8 +15,24 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const touch = matchMedia("(pointer: coarse)");
 const narrow = matchMedia("(max-width: 800px)");
 
+// The colour at `share` (0 to 1) of a scale of [share, "#rrggbb"] stops.
+function between(scale, share) {
+  const upper = Math.max(1, scale.findIndex(([at]) => at >= share));
+  const [[low, from], [high, to]] = [scale[upper - 1], scale[upper]];
+  const mix = (i) => {
+    const [a, b] = [from, to].map((colour) => parseInt(colour.slice(i, i + 2), 16));
+    return Math.round(a + ((b - a) * (share - low)) / (high - low));
+  };
+  return `rgb(${mix(1)},${mix(3)},${mix(5)})`;
+}
+
+function named(colour, theme) {
+  const [name, share] = colour.slice(1).split(":");
+  return share === undefined ? theme[name] : between(theme[name], Number(share));
+}
+
 function painted(value, theme) {
-  if (typeof value === "string") return value.startsWith("@") ? theme[value.slice(1)] : value;
+  if (typeof value === "string") return value.startsWith("@") ? named(value, theme) : value;
   if (Array.isArray(value)) return value.map((item) => painted(item, theme));
   if (value === null || typeof value !== "object") return value;
   return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, painted(item, theme)]));
