@@ -98,7 +98,10 @@ class Console(Observer):
         if self._screen is None:
             return
         self._screen.close()
-        self._screen.console.print(closing(status, summary, elapsed=self._elapsed()))
+        console = self._screen.console
+        ascii_only = console.options.ascii_only
+        for part in closing(status, summary, elapsed=self._elapsed(), ascii_only=ascii_only):
+            console.print(part, soft_wrap=isinstance(part, Text))
 
     def close(self) -> None:
         """Give the terminal back."""

@@ -16,7 +16,10 @@ from headrace_observers.progress import Evaluation, Progress, sparkline
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-=+*#"
 SPARK_WIDTH = 40
+MARKS = ("✓ ", "✗ ")
+ASCII_MARKS = ("+ ", "- ")
 SAMPLES_SHOWN = 5
+SAMPLE_WIDTH = 40
 LABEL_WIDTH = 13
 
 
@@ -172,39 +175,44 @@ def phase_line(progress: Progress) -> str:
 # ---------------------------------------------------------------- the end
 
 
-def closing(status: str, summary: Mapping[str, Any], *, elapsed: float) -> RenderableType:
-    """Sample answers before and after, the audit's verdict, where the report is."""
+def closing(status: str, summary: Mapping[str, Any], *, elapsed: float, ascii_only: bool) -> list[RenderableType]:
+    """Sample answers before and after, the audit's verdict, where the report is: a table, then lines."""
     parts: list[RenderableType] = [Text()]
     before, after = summary.get("samples_before") or (), summary.get("samples_after") or ()
     if before and after:
-        parts += [_samples(before, after), Text()]
-    facts = Table.grid(padding=(0, 1))
-    facts.add_column(style="dim", width=LABEL_WIDTH)
-    facts.add_column(overflow="fold")
+        parts += [_samples(before, after, ASCII_MARKS if ascii_only else MARKS), Text()]
     style = "bold green" if status == "completed" else "bold yellow" if status == "stopped" else "bold red"
     reason = f": {summary['reason']}" if summary.get("reason") else ""
-    facts.add_row("run", Text.assemble((status, style), f"{reason} after {clock(elapsed)}"))
+    parts.append(_fact("run", Text.assemble((status, style), f"{reason} after {clock(elapsed)}")))
     if audit := str(summary.get("audit") or ""):
-        facts.add_row("audit", Text(audit, style="green" if audit.startswith("PASS") else "bold red"))
+        parts.append(_fact("audit", Text(audit, style="green" if audit.startswith("PASS") else "bold red")))
     if summary.get("report"):
-        facts.add_row("report", Text(str(summary["report"])))
+        parts.append(_fact("report", Text(str(summary["report"]))))
     if summary.get("report_error"):
-        facts.add_row("no report", Text(str(summary["report_error"]), style="yellow"))
-    return Group(*parts, facts)
+        parts.append(_fact("no report", Text(str(summary["report_error"]), style="yellow")))
+    return parts
 
 
-def _samples(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> Table:
+def _fact(label: str, value: Text) -> Text:
+    return Text.assemble((f"{label:<{LABEL_WIDTH}} ", "dim"), value)
+
+
+def _samples(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], marks: tuple[str, str]) -> Table:
     """The same tasks answered by the first and by the last policy."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for heading in ("held-out task", "before", "after"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, no_wrap=True, overflow="ellipsis", max_width=SAMPLE_WIDTH)
     pairs = [(one, other) for one, other in zip(before, after, strict=False) if one["prompt"] == other["prompt"]]
     for one, other in pairs[:SAMPLES_SHOWN]:
-        table.add_row(Text(str(one["prompt"])), _answer(one), _answer(other))
+        table.add_row(Text(_one_line(one["prompt"])), _answer(one, marks), _answer(other, marks))
     return table
 
 
-def _answer(sample: Mapping[str, Any]) -> Text:
+def _one_line(text: Any) -> str:
+    return " ".join(str(text).split())
+
+
+def _answer(sample: Mapping[str, Any], marks: tuple[str, str]) -> Text:
     reward = sample["reward"]
     right = reward is not None and reward >= 1
-    return Text.assemble(("✓ " if right else "✗ ", "green" if right else "red"), str(sample["answer"]))
+    return Text.assemble((marks[0] if right else marks[1], "green" if right else "red"), _one_line(sample["answer"]))

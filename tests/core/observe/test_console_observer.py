@@ -25,7 +25,7 @@ JOB = {"job": {"name": "sort-symbols"}, "phase": [{"name": "warm-up"}, {"name": 
 SUMMARY = {
     "samples_before": [{"prompt": "sort [ba] =", "answer": "[bold]ba", "reward": 0.0}],
     "samples_after": [{"prompt": "sort [ba] =", "answer": "ab", "reward": 1.0}],
-    "audit": "PASS: 11 rules over 1,238 events",
+    "audit": "PASS: 11 rules over 1,238 events, 240 trajectories trained, none lost, and a good deal more than that",
     "report": "runs/sort-symbols-1/report.html",
 }
 
@@ -80,8 +80,19 @@ def test_the_end_shows_answers_before_and_after_the_verdict_and_the_report(
     play(simulation, managed())
     _, _, end = capsys.readouterr().out.partition("held-out task")
     assert re.search(r"sort \[ba\] = +✗ \[bold\]ba +✓ ab", end)
-    assert "PASS: 11 rules over 1,238 events" in end
-    assert "runs/sort-symbols-1/report.html" in end
+    lines = end.splitlines()
+    assert f"audit         {SUMMARY['audit']}" in lines, "a line that a script looks for may not be wrapped"
+    assert "report        runs/sort-symbols-1/report.html" in lines
+
+
+def test_an_answer_of_many_lines_is_shown_as_one_and_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    manager = managed()
+    manager.run_opened("runs/a", JOB)
+    sample = {"prompt": "1 + 1 =", "answer": "let us\nthink " + "step " * 40, "reward": None}
+    manager.run_closed("completed", {"samples_before": [sample], "samples_after": [sample]})
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "1 + 1" in line]
+    assert "✗ let us think step" in line
+    assert "…" in line
 
 
 def test_a_failed_run_says_why_and_why_there_is_no_report(capsys: pytest.CaptureFixture[str]) -> None:
