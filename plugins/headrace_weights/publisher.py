@@ -22,9 +22,11 @@ from headrace.wire import (
     RefusedError,
     array_bytes,
     bind_socket,
+    close_context,
     decode,
     encode,
     manifest_digest,
+    open_context,
     tensor_info,
 )
 from headrace_weights.messages import Answer, AskChunk, AskManifest, GiveChunk, GiveManifest, Question, Refuse
@@ -48,7 +50,7 @@ class ZmqPublisher(WeightPublisher):
         self.refused: Counter[str] = Counter()
         self._address = address
         self._versions: dict[int, _Version] = {}  # the serving thread only looks up, which is atomic
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = open_context()
         self._socket = bind_socket(self._context, address, keys=None, limits=DEFAULT_LIMITS)
         self._stopped = self._context.socket(zmq.PAIR)
         self._stopped.bind(_CONTROL)
@@ -90,7 +92,7 @@ class ZmqPublisher(WeightPublisher):
             self._stop.send(b"")
             self._thread.join()
             self._stop.close()
-            self._context.term()  # waits until the address is free again
+            close_context(self._context)
             self._versions.clear()
 
     def _serve(self) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from math import prod
 from typing import TypeVar
 
@@ -111,13 +112,15 @@ class ZmqReceiver(WeightReceiver):
         return connect_socket(zmq.Context.instance(), self._address, keys=None, limits=DEFAULT_LIMITS)
 
     def _ask(self, question: Question) -> None:
-        """What cannot be sent counts as lost and is asked again."""
-        try:
+        with suppress(zmq.Again):  # it counts as lost and is asked again
             self._socket.send_multipart(encode(question), zmq.NOBLOCK)
-        except zmq.Again:
-            # libzmq gives a connection up for good when a handshake fails: a publisher may be there by now.
-            self._socket.close(linger=0)
-            self._socket = self._connect()
+
+    def _ask_again(self, questions: Iterable[Question]) -> None:
+        """Over a new connection: libzmq gives one up for good when a handshake fails, and does not always say so."""
+        self._socket.close(linger=0)
+        self._socket = self._connect()
+        for question in questions:
+            self._ask(question)
 
     def _await(self, pending: dict[int, Q], deadline: float, what: str) -> GiveManifest | GiveChunk:
         """The next answer to a pending question. WireError when it is a refusal, DeadlineError without one."""
@@ -125,8 +128,7 @@ class ZmqReceiver(WeightReceiver):
         while (left := end - time.monotonic()) > 0:
             answer = self._receive(min(left, deadline / _ASKS))
             if answer is None:
-                for question in pending.values():
-                    self._ask(question)
+                self._ask_again(pending.values())
             elif answer.id in pending:  # others belong to a fetch left unfinished, or were asked for twice
                 if isinstance(answer, Refuse):
                     raise WireError(f"{what} from {self._address}: {answer.reason}")

@@ -14,7 +14,7 @@ from headrace.wire.limits import DEFAULT_LIMITS, Limits
 from headrace.wire.methods import rpc
 from headrace.wire.refusal import RefusedError
 from headrace.wire.server import Server
-from headrace.wire.sockets import bind_socket, connect_socket
+from headrace.wire.sockets import bind_socket, close_context, connect_socket, open_context
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -25,11 +25,13 @@ __all__ = [
     "Server",
     "array_bytes",
     "bind_socket",
+    "close_context",
     "connect_socket",
     "decode",
     "encode",
     "ipc_address",
     "manifest_digest",
+    "open_context",
     "rpc",
     "tcp_address",
     "tensor_checksum",

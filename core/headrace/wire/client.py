@@ -84,7 +84,8 @@ class Client:
             timer.cancel()
             self._pending.pop(call, None)
         if isinstance(outcome, WireError):
-            self._tell_cancelled(call)
+            if not self._pending:
+                self._disconnect()  # the server cancels the handler by itself: it knows the deadline
             raise outcome
         answer, frames = outcome
         if isinstance(answer, Failure):
@@ -116,10 +117,15 @@ class Client:
             return
         if len(self._pending) > self._limits.queue:
             raise WireError(f"{len(self._pending)} calls of {self._address} are waiting for a reply; no more are sent")
-        # libzmq gives a connection up for good when a handshake fails: another server may be there by now.
-        endpoint.close()
-        self._endpoint = None
+        self._disconnect()
         self._connected().send(frames)
+
+    def _disconnect(self) -> None:
+        """Let the next call connect anew. libzmq gives a connection up for good, and does not always say so, when a
+        handshake fails; by then another server may be there."""
+        if self._endpoint is not None:
+            self._endpoint.close()
+            self._endpoint = None
 
     def _expire(self, call: int, method: str, deadline: float, awaiting: str) -> None:
         future = self._pending[call]

@@ -25,7 +25,7 @@ from headrace.wire.limits import DEFAULT_LIMITS, Limits
 from headrace.wire.messages import Call, Cancel, Failure, Reply
 from headrace.wire.methods import Method, methods_of
 from headrace.wire.refusal import HEADER_TOO_LARGE, MALFORMED, UNKNOWN_METHOD, RefusedError
-from headrace.wire.sockets import Context, bind_socket
+from headrace.wire.sockets import Context, bind_socket, close_context, open_context
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Server:
         """Listen; returns the bound address. WireError when the address cannot be used."""
         if self._endpoint is not None:
             raise ValueError(f"the server of {self._address} was started before")
-        context = self._context = zmq.Context()
+        context = self._context = open_context()
         if self._keys is not None:
             self._gate = Gate(context, self._keys, self.refused)
         try:
@@ -80,9 +80,7 @@ class Server:
         if self._gate is not None:
             self._gate.close()
         if self._context is not None:
-            # Waits until the address is free again: libzmq closes listeners in the background, and one that is late
-            # would unlink the socket file of its successor.
-            self._context.term()
+            close_context(self._context)
             self._context = None
 
     def _deliver(self, frames: list[zmq.Frame]) -> None:

@@ -18,6 +18,23 @@ _ZAP_DOMAIN = b"headrace"
 _RECONNECT_MS = 20
 _RECONNECT_MAX_MS = 1000
 
+_open_contexts: set[Context] = set()
+
+
+def open_context() -> Context:
+    """A context of one's own, to be ended with :func:`close_context`. It is kept alive until then: collecting a context
+    whose sockets are collected with it would block the process for ever."""
+    context: Context = zmq.Context()
+    _open_contexts.add(context)
+    return context
+
+
+def close_context(context: Context) -> None:
+    """Blocks until the addresses of its sockets, which are closed, are free again. libzmq closes listeners in the
+    background, and one that is late would unlink the socket file of its successor."""
+    context.term()
+    _open_contexts.discard(context)
+
 
 def bind_socket(context: Context, address: str, *, keys: Keys | None, limits: Limits) -> Socket:
     """A ROUTER bound to ``address``. WireError, and no socket left open, when that fails."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -359,6 +360,38 @@ async def test_a_socket_file_left_by_a_killed_process_does_not_block_a_restart(t
         assert await client.call("double", 1, reply=int, deadline=5) == 2
 
 
+FORGETFUL = """
+import asyncio, gc, sys
+from headrace.wire import Client, Server, ipc_address, rpc
+
+class Service:
+    @rpc
+    async def wait(self, request: None) -> None:
+        await asyncio.Event().wait()
+
+async def main():
+    server = Server(Service(), address=ipc_address(sys.argv[1], "forgotten"))
+    client = Client(await server.start())
+    call = asyncio.create_task(client.call("wait", deadline=600))
+    await asyncio.sleep(0.05)
+    raise RuntimeError("nobody closes anything")
+
+try:
+    asyncio.run(main())
+except RuntimeError:
+    gc.collect()
+    print("collected")
+"""
+
+
+async def test_a_process_that_forgets_to_close_ends_all_the_same(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-W", "ignore", "-c", FORGETFUL, str(tmp_path), stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await asyncio.wait_for(process.communicate(), 20)
+    assert out == b"collected\n"
+
+
 async def test_calls_beyond_the_queue_s_bound_fail_at_once(tmp_path: Path) -> None:
     client = Client(ipc_address(str(tmp_path), "nobody"), limits=Limits(queue=2))
     calls = [asyncio.create_task(client.call("double", 1, reply=int, deadline=0.2)) for _ in range(5)]
@@ -389,18 +422,17 @@ async def test_a_deadline_is_a_number_of_seconds(tmp_path: Path) -> None:
 def test_a_client_belongs_to_one_event_loop(tmp_path: Path) -> None:
     client = Client(ipc_address(str(tmp_path), "nobody"))
 
-    async def ask() -> None:
-        with pytest.raises(DeadlineError):
-            await client.call("double", 1, reply=int, deadline=0.01)
-
     async def ask_elsewhere() -> None:
         with pytest.raises(ValueError, match="another event loop"):
             await client.call("double", 1, reply=int, deadline=0.01)
 
     async def both() -> None:
-        await ask()
+        call = asyncio.create_task(client.call("double", 1, reply=int, deadline=60))
+        await asyncio.sleep(0)
         await asyncio.to_thread(asyncio.run, ask_elsewhere())
         await client.close()
+        with pytest.raises(WireError, match="was closed"):
+            await call
 
     asyncio.run(both())
 
