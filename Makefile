@@ -10,8 +10,7 @@ TORCH ?= torch==2.13.0
 JOB ?= examples/sort_symbols/job.toml
 
 BIN := $(VENV)/bin
-# Byte code is made when a module is first imported; making all of it at once takes longer than the tests.
-INSTALL := pip install --quiet --disable-pip-version-check --no-compile
+INSTALL := pip install --quiet --disable-pip-version-check
 PIP := $(BIN)/python -m $(INSTALL)
 ROOTS := core adapters plugins
 CODE := $(ROOTS) tests examples .ci
