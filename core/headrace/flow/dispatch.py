@@ -57,15 +57,12 @@ class Dispatch:
             if self._cohort is not None and self._cohort.version == version:
                 return self._fleet.is_hosted(version)
             return self._fleet.is_hosted_everywhere(version)
-        instance = self._fleet.least_loaded(version, barred=self._barred())
-        return instance is not None and self._fleet.has_room(instance)
+        return self._fleet.with_room(version, barred=self._barred()) is not None
 
     def start(self, group: int, trajectories: range, version: int) -> Cohort | None:
         """Place every member of a new group, which :meth:`can_start`; returns its cohort."""
         if not self._lockstep:
-            barred = self._barred()
-            for trajectory in trajectories:
-                self._fleet.place(trajectory, version, self._fleet.least_loaded(version, barred=barred))
+            self._start_where_there_is_room(trajectories, version)
             return None
         cohort = self._cohort_of(group, version)
         for trajectory in trajectories:
@@ -82,15 +79,22 @@ class Dispatch:
         if self._lockstep:
             instance = self._by_id(trajectory, version)
         else:
-            instance = self._fleet.least_loaded(version)
-            if instance is not None and not self._fleet.has_room(instance):
-                instance = None
+            room = self._fleet.with_room(version)
+            instance = None if room is None else self._fleet.least_loaded(room)
         self._fleet.place(trajectory, version, instance)
         return instance
 
     def end_cohort(self) -> None:
         """The next group opens a new cohort, although the version is the same."""
         self._cohort = None
+
+    def _start_where_there_is_room(self, trajectories: range, version: int) -> None:
+        """All members start, and only on instances that had room for one, so that none is ever more than a group above
+        its mark, however the loads of the others stand."""
+        room = self._fleet.with_room(version, barred=self._barred())
+        assert room is not None, "can_start was asked"
+        for trajectory in trajectories:
+            self._fleet.place(trajectory, version, self._fleet.least_loaded(room))
 
     # ------------------------------------------------------------ lockstep
 

@@ -150,20 +150,19 @@ class Fleet:
 
     # ------------------------------------------------------------ trajectories
 
-    def least_loaded(self, version: int, *, barred: Collection[Instance] = ()) -> Instance | None:
-        """The instance hosting ``version`` with the smallest load per slot; ties by name. None: nobody hosts it.
+    def with_room(self, version: int, *, barred: Collection[Instance] = ()) -> Array | None:
+        """Which instances host ``version`` and may be given more, as a mask by index; None when none does.
         O(instances), vectorised."""
         if not self.is_hosted(version):
             return None
-        share = np.where(self._hosts[version], self._share, np.inf)
+        room: Array = self._hosts[version] & (self._share < self._lookahead)
         for instance in barred:
-            share[instance.index] = np.inf
-        best = int(np.argmin(share))
-        return None if np.isinf(share[best]) else self.instances[best]
+            room[instance.index] = False
+        return room if room.any() else None
 
-    def has_room(self, instance: Instance) -> bool:
-        """Whether an instance may be given more."""
-        return instance.share < self._lookahead
+    def least_loaded(self, among: Array) -> Instance:
+        """The instance of the mask with the smallest load per slot; ties by name."""
+        return self.instances[int(np.argmin(np.where(among, self._share, np.inf)))]
 
     def instance_of(self, trajectory: int) -> Instance | None:
         """Where an unfinished trajectory is placed."""

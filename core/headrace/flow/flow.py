@@ -156,7 +156,8 @@ class Flow:
     def next_ticket(self) -> Ticket | None:
         """Another group may start, now and under the newest version; None when the policy or the fleet says no.
 
-        Free-running: an instance that hosts the newest version has room; each member goes to the least loaded one.
+        Free-running: an instance that hosts the newest version has room; each member goes to the least loaded of those
+        that have.
         Lockstep: every instance hosts the newest version when a cohort begins; there is no gate on room.
         """
         version = self._versions.newest

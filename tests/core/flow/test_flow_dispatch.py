@@ -9,16 +9,10 @@ import pytest
 from headrace.errors import StalenessError
 from headrace.flow import Flow, Switch, Ticket
 from headrace_staleness.multi_version import MultiVersion
-from headrace_staleness.synchronous import Synchronous
 
 
 def free_running(*, batch_groups: int = 4, group_size: int = 2, max_staleness: int = 2) -> Flow:
     policy = MultiVersion(MultiVersion.Settings(max_staleness=max_staleness))
-    return Flow(policy=policy, batch_groups=batch_groups, group_size=group_size)
-
-
-def lockstep(*, batch_groups: int = 4, group_size: int = 2) -> Flow:
-    policy = Synchronous(Synchronous.Settings())
     return Flow(policy=policy, batch_groups=batch_groups, group_size=group_size)
 
 
@@ -69,6 +63,17 @@ def test_an_instance_is_given_no_more_than_its_slots_and_the_lookahead() -> None
     while flow.next_ticket() is not None:
         given += 1
     assert given == 10
+
+
+def test_a_group_is_not_put_on_an_instance_that_was_full_when_it_started() -> None:
+    flow = free_running(group_size=3, batch_groups=8)
+    flow.join("large", slots=4, live_versions=1, versions=(0,))
+    flow.join("small", slots=1, live_versions=1, versions=())
+    first, second = ticket(flow), ticket(flow)
+    assert {*first.instances, *second.instances} == {"large"}
+    assert flow.next_ticket() is None
+    flow.committed("small", 0)
+    assert ticket(flow).instances == ("small",) * 3
 
 
 def test_only_instances_that_host_the_newest_version_get_new_groups() -> None:
@@ -313,101 +318,6 @@ def test_a_trajectory_that_is_generated_anew_finds_its_version_again() -> None:
     assert flow.place_again(1) is None, "its scoring failed, and nobody hosts version 0 any more"
     carry_out(flow)
     assert flow.place_again(1) == "a"
-
-
-# ---------------------------------------------------------------- lockstep
-
-
-def test_lockstep_deals_by_id_over_the_instances_by_name() -> None:
-    flow = lockstep(batch_groups=3, group_size=3)
-    for name in ("b", "a"):
-        flow.join(name, slots=1, live_versions=1, versions=(0,))
-    tickets = [ticket(flow) for _ in range(3)]
-    assert flow.next_ticket() is None
-    placed = {t: name for found in tickets for t, name in zip(found.trajectories, found.instances, strict=True)}
-    assert placed == {t: "ab"[t % 2] for t in range(9)}
-    assert all(found.cohort == 0 for found in tickets)
-    assert all(found.cohort_sizes == {"a": 5, "b": 4} for found in tickets)
-
-
-def test_a_cohort_begins_when_every_instance_hosts_the_version() -> None:
-    flow = lockstep(batch_groups=1)
-    flow.join("a", slots=1, live_versions=1, versions=(0,))
-    flow.join("b", slots=1, live_versions=1, versions=())
-    assert flow.next_ticket() is None
-    flow.committed("b", 0)
-    assert ticket(flow).instances == ("a", "b")
-    advance(flow, (0,), version=0)
-    assert flow.next_ticket() is None
-    carry_out(flow)
-    assert ticket(flow).cohort == 1
-
-
-def test_inside_a_cohort_the_remaining_instances_get_exactly_their_share() -> None:
-    flow = lockstep(batch_groups=4, group_size=3)
-    for name in ("a", "b", "c"):
-        flow.join(name, slots=1, live_versions=1, versions=(0,))
-    first = ticket(flow)
-    assert flow.leave("b") == (1,)
-    flow.join("b", slots=1, live_versions=1, versions=(0,))
-    flow.join("d", slots=1, live_versions=1, versions=(0,))
-    rest = [ticket(flow) for _ in range(3)]
-    assert all(found.cohort == 0 and found.cohort_sizes == first.cohort_sizes for found in rest)
-    assert all(found.instances == ("a", "", "c") for found in rest), "the new b is not the one of the cohort"
-    assert flow.unplaced() == (1, 4, 7, 10)
-    assert [flow.place_again(t) for t in flow.unplaced()] == ["b", "a", "d", "c"], "by id over a b c d"
-
-
-def test_the_share_of_a_lost_instance_waits_for_another_one() -> None:
-    flow = lockstep(batch_groups=2, group_size=1)
-    flow.join("a", slots=1, live_versions=1, versions=(0,))
-    ticket(flow)
-    flow.leave("a")
-    assert flow.next_ticket() is None
-    flow.join("b", slots=1, live_versions=1, versions=())
-    assert flow.place_again(0) is None
-    carry_out(flow)
-    assert flow.place_again(0) == "b"
-    assert ticket(flow).instances == ("",)
-    assert flow.place_again(1) == "b"
-
-
-def test_a_replacement_of_a_dropped_group_is_outside_the_cohort() -> None:
-    flow = lockstep(batch_groups=2, group_size=2)
-    flow.join("a", slots=1, live_versions=1, versions=(0,))
-    ticket(flow)
-    flow.drop_group(0, "failed")
-    second, third = ticket(flow), ticket(flow)
-    assert (second.group, second.cohort, dict(second.cohort_sizes)) == (1, 0, {"a": 4})
-    assert (third.group, third.cohort, dict(third.cohort_sizes)) == (2, None, {})
-    assert third.instances == ("a", "a")
-
-
-def test_a_skipped_batch_is_followed_by_a_cohort_of_the_same_version() -> None:
-    flow = lockstep(batch_groups=1, group_size=2)
-    flow.join("a", slots=1, live_versions=1, versions=(0,))
-    ticket(flow)
-    store(flow, 0, version=0)
-    lease = flow.take_batch(now=0.0, ttl=1.0)
-    assert lease is not None
-    flow.trained(lease.lease, applied=False)
-    assert not flow.may_publish()
-    again = ticket(flow)
-    assert (again.group, again.version, again.cohort) == (1, 0, 0)
-
-
-def test_without_rollout_nothing_is_placed() -> None:
-    flow = Flow(policy=Synchronous(Synchronous.Settings()), batch_groups=2, group_size=2, rollout=False, version=3)
-    found = ticket(flow)
-    assert (found.instances, found.cohort, dict(found.cohort_sizes)) == (("", ""), None, {})
-    assert flow.unplaced() == ()
-    ticket(flow)
-    assert flow.next_ticket() is None
-    for group in (0, 1):
-        store(flow, group, version=3)
-    assert flow.take_batch(now=0.0, ttl=1.0) is not None
-    with pytest.raises(ValueError, match="never placed"):
-        flow.place_again(0)
 
 
 def test_ids_follow_the_first_group() -> None:

@@ -63,7 +63,8 @@ class World:
     def place(self, trajectory: int) -> None:
         version = self.open[trajectory]
         self.fleet.remove(trajectory, version)
-        self.fleet.place(trajectory, version, self.fleet.least_loaded(version, barred=self.switching.barred()))
+        room = self.fleet.with_room(version, barred=self.switching.barred())
+        self.fleet.place(trajectory, version, None if room is None else self.fleet.least_loaded(room))
 
     def carry_one_out(self) -> None:
         switches = self.switching.switches()
