@@ -70,13 +70,7 @@ class Supervisor:
                 name=name,
                 python=python,
                 arguments=("-m", "headrace.services.node", str(path)),
-                environment={
-                    "OMP_NUM_THREADS": str(threads),
-                    "MKL_NUM_THREADS": str(threads),
-                    "OPENBLAS_NUM_THREADS": str(threads),
-                    "TOKENIZERS_PARALLELISM": "false",
-                    "PYTHONUNBUFFERED": "1",
-                },
+                environment=_environment(threads),
                 log_path=str(log_path),
             )
         )
@@ -148,6 +142,20 @@ class Supervisor:
             self.failed.set_exception(
                 RunError(message, origin=f"{node.log_path}\n{_tail(node.log_path)}", fix=f"read {name}'s log above")
             )
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """What every node's process gets. glibc returns large blocks to the system at once and pays page faults to get
+    them back, for every activation of every layer: keeping them makes training on a CPU faster."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "OPENBLAS_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
+        "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    }
 
 
 def _cause(status: int) -> str:

@@ -204,7 +204,7 @@ class WorkerService(NodeService):
             await self._evaluate(item)
             return
         try:
-            tasks = [self._environment.task(m.task, split=item.split) for m in item.members]
+            tasks = self._tasks_of(item)
             episodes = await self._episodes(item, tasks)
             await self._store(item, episodes, await self._scores(tasks, episodes))
         except Exception as raised:  # a worker supervises plugins: what one raises fails its group, with traceback
@@ -227,6 +227,11 @@ class WorkerService(NodeService):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # ------------------------------------------------------------ episodes
+
+    def _tasks_of(self, item: WorkItem) -> list[Task]:
+        """One task per member; a group's members share theirs."""
+        made = {index: self._environment.task(index, split=item.split) for index in {m.task for m in item.members}}
+        return [made[m.task] for m in item.members]
 
     async def _episodes(self, item: WorkItem, tasks: Sequence[Task]) -> list[Episode]:
         async with asyncio.TaskGroup() as group:
@@ -280,7 +285,7 @@ class WorkerService(NodeService):
     # ------------------------------------------------------------ evaluation
 
     async def _evaluate(self, item: WorkItem) -> None:
-        tasks = [self._environment.task(m.task, split=item.split) for m in item.members]
+        tasks = self._tasks_of(item)
         episodes = await self._episodes(item, tasks)
         scored = await self._scores(tasks, episodes)
         self._entries.put_nowait(
