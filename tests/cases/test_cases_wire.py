@@ -264,8 +264,8 @@ def alive(pid: int) -> bool:
         return False
 
 
-def soon(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
+def soon(condition: Callable[[], bool], *, seconds: float) -> None:
+    end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never came true"
         time.sleep(0.002)
@@ -324,12 +324,14 @@ async def test_M03_no_child_outlives_the_driver_and_a_restart_at_the_same_addres
         )
         if not fail:
             with ThreadPoolExecutor(1) as pool:
-                await asyncio.get_running_loop().run_in_executor(pool, soon, lambda: len(pids(tmp_path)) == 4)
+                await asyncio.get_running_loop().run_in_executor(
+                    pool, lambda: soon(lambda: len(pids(tmp_path)) == 4, seconds=60)
+                )
             for number in range(4):
                 client = Client(ipc_address(str(tmp_path), f"node-{number}"))
-                assert await client.call("ping", reply=int, deadline=10) in pids(tmp_path)
+                assert await client.call("ping", reply=int, deadline=30) in pids(tmp_path)
                 await client.close()
             driver.send_signal(signal.SIGINT if how == "Ctrl-C" else signal.SIGKILL)
         await driver.communicate()
-        soon(lambda: not any(map(alive, pids(tmp_path))))
+        soon(lambda: not any(map(alive, pids(tmp_path))), seconds=10)
         (tmp_path / "pids").unlink(missing_ok=True)

@@ -17,6 +17,7 @@ import zmq
 
 from headrace.errors import DeadlineError, WireError
 from headrace.wire.address import check_address
+from headrace.wire.arrays import Buffer
 from headrace.wire.codec import check_limits, decoder_for, encode
 from headrace.wire.endpoint import Endpoint
 from headrace.wire.failures import from_failure
@@ -45,7 +46,7 @@ class Client:
         self._endpoint: Endpoint | None = None
         self._closed = False
         self._calls = 0
-        self._pending: dict[int, asyncio.Future[WireError | tuple[Reply | Failure, list[zmq.Frame]]]] = {}
+        self._pending: dict[int, asyncio.Future[WireError | tuple[Reply | Failure, list[memoryview]]]] = {}
 
     @overload
     async def call(self, method: str, request: object = None, *, deadline: float, awaiting: str = "") -> None: ...
@@ -87,10 +88,10 @@ class Client:
             if not self._pending:
                 self._disconnect()  # the server cancels the handler by itself: it knows the deadline
             raise outcome
-        answer, frames = outcome
+        answer, arrays = outcome
         if isinstance(answer, Failure):
             raise from_failure(answer)
-        return self._read(answer, frames, method, reply)
+        return self._read(answer, arrays, method, reply)
 
     async def close(self) -> None:
         """Pending calls fail with WireError. Twice is fine."""
@@ -108,10 +109,10 @@ class Client:
             raise ValueError(f"the client of {self._address} belongs to another event loop")
         if self._endpoint is None:
             socket = connect_socket(zmq.Context.instance(), self._address, keys=self._keys, limits=self._limits)
-            self._endpoint = Endpoint(socket, limits=self._limits, deliver=self._deliver)
+            self._endpoint = Endpoint(socket, limits=self._limits, head=1, deliver=self._deliver)
         return self._endpoint
 
-    def _send(self, frames: Sequence[object]) -> None:
+    def _send(self, frames: Sequence[Buffer]) -> None:
         endpoint = self._connected()
         if endpoint.send(frames):
             return
@@ -137,19 +138,19 @@ class Client:
         if self._endpoint is not None and not self._closed:
             self._endpoint.send([_encode(Cancel(call))])  # if it takes none, the server cancels at the deadline
 
-    def _deliver(self, frames: list[zmq.Frame]) -> None:
+    def _deliver(self, head: list[bytes], arrays: list[memoryview]) -> None:
         try:
-            answer = _decode(frames[0].buffer)
+            answer = _decode(head[0])
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             logger.warning("%s sent a malformed reply: %s", self._address, error)
             return
         future = self._pending.get(answer.id)
         if future is not None and not future.done():
-            future.set_result((answer, frames))
+            future.set_result((answer, arrays))
 
-    def _read(self, answer: Reply, frames: list[zmq.Frame], method: str, reply: Any) -> Any:
+    def _read(self, answer: Reply, arrays: list[memoryview], method: str, reply: Any) -> Any:
         try:
-            check_limits([len(frame) for frame in frames], self._limits)
-            return decoder_for(reply).decode(answer.body, [frame.buffer for frame in frames[1:]])
+            check_limits([len(answer.body), *(len(array) for array in arrays)], self._limits)
+            return decoder_for(reply).decode(answer.body, arrays)
         except RefusedError as refusal:
             raise WireError(f"the reply to {method} from {self._address}: {refusal.message}") from refusal

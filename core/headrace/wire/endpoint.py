@@ -9,45 +9,49 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import zmq
 
+from headrace.wire.arrays import Buffer
 from headrace.wire.limits import Limits
 from headrace.wire.sockets import Socket
 
-# Plain integers: the enumerations of pyzmq cost a microsecond per use.
-_EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
+# Plain integers, copies of small frames and loops of one's own: pyzmq's enumerations, Frame objects and multipart
+# helpers cost microseconds per use, more than everything else in a small message.
+_EVENTS, _RCVMORE, _POLLIN = int(zmq.EVENTS), int(zmq.RCVMORE), int(zmq.POLLIN)
+_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _BURST = 64
 """Messages handled before other callbacks of the loop get their turn."""
-_ENVELOPE_FRAMES = 2
-"""Routing id and header."""
+_ZERO_COPY_BYTES = 1 << 16
+"""From here on a frame is sent without being copied."""
+
+Deliver: TypeAlias = Callable[[list[bytes], list[memoryview]], None]
 
 
 class Endpoint:
-    """Owns ``socket``. ``deliver`` gets the frames of every message, on the loop; of one with too many frames it gets
-    one more than allowed, enough to see that."""
+    """Owns ``socket``. ``deliver`` gets every message on the loop: its first ``head`` frames (fewer, when it has no
+    more), and its arrays (of a message with too many, one more than allowed: enough to see that)."""
 
-    def __init__(
-        self,
-        socket: Socket,
-        *,
-        limits: Limits,
-        deliver: Callable[[list[zmq.Frame]], None],
-    ) -> None:
+    def __init__(self, socket: Socket, *, limits: Limits, head: int, deliver: Deliver) -> None:
         self.loop = asyncio.get_running_loop()
         self._socket = socket
-        self._kept_frames = _ENVELOPE_FRAMES + limits.frames + 1
+        self._head = head
+        self._kept_arrays = limits.frames + 1
         self._deliver = deliver
         self._again: asyncio.Handle | None = None
         self._fd = int(socket.get(zmq.FD))
         self.loop.add_reader(self._fd, self._drain)
         self._look()
 
-    def send(self, frames: Sequence[object]) -> bool:
-        """Queue a message; large buffers are not copied. False when the socket takes none."""
+    def send(self, frames: Sequence[Buffer]) -> bool:
+        """Queue a message; large frames are not copied. False when the socket takes none."""
+        send = self._socket.send
         try:
-            self._socket.send_multipart(frames, flags=_NOBLOCK, copy=False)  # type: ignore[arg-type]  # any buffer will do
-        except zmq.Again:
+            for frame in frames[:-1]:
+                send(frame, _MORE, copy=len(frame) < _ZERO_COPY_BYTES)
+            send(frames[-1], _NOBLOCK, copy=len(frames[-1]) < _ZERO_COPY_BYTES)
+        except zmq.Again:  # only the first frame can meet this
             return False
         self._look()
         return True
@@ -78,17 +82,18 @@ class Endpoint:
                 if not self._readable():
                     drained = True
                     return
-                self._deliver(self._receive())
+                self._receive()
         finally:
             if not drained:
                 self._look()
 
-    def _receive(self) -> list[zmq.Frame]:
-        frames: list[zmq.Frame] = []
-        more = True
-        while more:
+    def _receive(self) -> None:
+        head, arrays = [self._socket.recv(_NOBLOCK)], list[memoryview]()
+        while self._socket.get(_RCVMORE):
+            if len(head) < self._head:
+                head.append(self._socket.recv(_NOBLOCK))
+                continue
             frame = self._socket.recv(_NOBLOCK, copy=False)
-            more = frame.more
-            if len(frames) < self._kept_frames:
-                frames.append(frame)
-        return frames
+            if len(arrays) < self._kept_arrays:
+                arrays.append(frame.buffer)
+        self._deliver(head, arrays)

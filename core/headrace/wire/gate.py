@@ -30,14 +30,14 @@ class Gate:
         self._refused = refused
         socket = context.socket(zmq.ROUTER)
         socket.bind(_ADDRESS)
-        self._endpoint = Endpoint(socket, limits=Limits(frames=_REQUEST_FRAMES), deliver=self._answer)
+        self._endpoint = Endpoint(socket, limits=Limits(frames=1), head=_REQUEST_FRAMES, deliver=self._answer)
 
     def close(self) -> None:
         """Nobody is let in any more."""
         self._endpoint.close()
 
-    def _answer(self, frames: list[zmq.Frame]) -> None:
-        route, delimiter, version, request, *_ = parts = [frame.bytes for frame in frames]
+    def _answer(self, parts: list[bytes], _: list[memoryview]) -> None:
+        route, delimiter, version, request, *_rest = parts
         known = (
             len(parts) == _REQUEST_FRAMES and parts[7] == b"CURVE" and hmac.compare_digest(parts[8], self._client_key)
         )

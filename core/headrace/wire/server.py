@@ -16,6 +16,7 @@ import msgspec
 import zmq
 
 from headrace.errors import HeadraceError, RunError, WireError
+from headrace.wire.arrays import Buffer
 from headrace.wire.codec import check_limits, encode
 from headrace.wire.endpoint import Endpoint
 from headrace.wire.failures import to_failure, unexpected
@@ -64,7 +65,7 @@ class Server:
         except WireError:
             await self.close()
             raise
-        self._endpoint = Endpoint(socket, limits=self._limits, deliver=self._deliver)
+        self._endpoint = Endpoint(socket, limits=self._limits, head=2, deliver=self._deliver)
         self._address = bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         return self._address
 
@@ -83,33 +84,34 @@ class Server:
             close_context(self._context)
             self._context = None
 
-    def _deliver(self, frames: list[zmq.Frame]) -> None:
+    def _deliver(self, head: list[bytes], arrays: list[memoryview]) -> None:
         try:
-            self._accept(frames)
+            self._accept(head, arrays)
         except RefusedError as refusal:
             self.refused[refusal.reason] += 1
 
-    def _accept(self, frames: list[zmq.Frame]) -> None:
-        if len(frames) < 2:
+    def _accept(self, head: list[bytes], arrays: list[memoryview]) -> None:
+        if len(head) < 2:
             raise RefusedError("a message without a header", reason=MALFORMED)
-        if len(frames[1]) > self._limits.header_bytes:
+        route, header = head
+        if len(header) > self._limits.header_bytes:
             raise RefusedError("a header over the limit", reason=HEADER_TOO_LARGE)
         try:
-            message = _decode(frames[1].buffer)
+            message = _decode(header)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise RefusedError(f"not a call: {error}", reason=MALFORMED) from error
-        key = (frames[0].bytes, message.id)
+        key = (route, message.id)
         if isinstance(message, Cancel):
             if key in self._running:
                 self._running[key].cancel()
         elif key in self._running:
             raise RefusedError(f"a second call {message.id} of the same client", reason=MALFORMED)
         else:
-            self._begin(key, message, frames)
+            self._begin(key, message, arrays)
 
-    def _begin(self, key: tuple[bytes, int], call: Call, frames: list[zmq.Frame]) -> None:
+    def _begin(self, key: tuple[bytes, int], call: Call, arrays: list[memoryview]) -> None:
         try:
-            method, request = self._read(call, frames)
+            method, request = self._read(call, arrays)
         except RefusedError as refusal:
             self._fail(key, refusal)
             raise
@@ -117,16 +119,16 @@ class Server:
         self._running[key] = task
         task.add_done_callback(lambda _: self._running.pop(key))  # a task cancelled early never runs a line of its own
 
-    def _read(self, call: Call, frames: list[zmq.Frame]) -> tuple[Method, Any]:
+    def _read(self, call: Call, arrays: list[memoryview]) -> tuple[Method, Any]:
         method = self._methods.get(call.method)
         if method is None:
             raise RefusedError(
                 f"no method {call.method!r} at {self._address}; it has {', '.join(sorted(self._methods))}",
                 reason=UNKNOWN_METHOD,
             )
-        check_limits([len(frame) for frame in frames[1:]], self._limits)
+        check_limits([len(call.body), *(len(array) for array in arrays)], self._limits)
         try:
-            return method, method.request.decode(call.body, [frame.buffer for frame in frames[2:]])
+            return method, method.request.decode(call.body, arrays)
         except RefusedError as refusal:
             raise RefusedError(f"{call.method}: {refusal.message}", reason=refusal.reason) from refusal
 
@@ -154,6 +156,6 @@ class Server:
         failure: Failure = to_failure(key[1], error)
         self._send(key, _encode(failure))
 
-    def _send(self, key: tuple[bytes, int], message: bytes, arrays: Sequence[object] = ()) -> None:
+    def _send(self, key: tuple[bytes, int], message: bytes, arrays: Sequence[Buffer] = ()) -> None:
         if self._endpoint is not None and not self._endpoint.closed:
             self._endpoint.send([key[0], message, *arrays])

@@ -106,8 +106,8 @@ async def serving(directory: Path, **options: Any) -> AsyncIterator[tuple[Servic
 
 
 async def soon(condition: Callable[[], bool]) -> None:
-    """Until the condition holds; fails after 5 s."""
-    end = time.monotonic() + 5
+    """Until the condition holds; fails after 30 s."""
+    end = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < end, "it never came true"
         await asyncio.sleep(0.001)
