@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 import tracemalloc
@@ -387,19 +386,6 @@ def test_an_idle_publisher_uses_no_processor_time(line: Line) -> None:
     before = time.process_time()
     time.sleep(0.3)
     assert time.process_time() - before < 0.02
-
-
-def test_ids_of_receivers_are_their_own(line: Line) -> None:
-    line.publisher.publish(0, Source(weights(0)))
-    one, other = line.receiver(), line.receiver()
-    both = itertools.zip_longest(
-        one.fetch(one.manifest(0, deadline=5), deadline=5), other.fetch(other.manifest(0, deadline=5), deadline=5)
-    )
-    for (name, tensor), (other_name, other_tensor) in both:
-        assert name == other_name
-        assert tensor.tobytes() == other_tensor.tobytes()
-    one.close()
-    other.close()
 
 
 def test_the_receiver_knows_no_dtype_that_numpy_does_not(line: Line) -> None:

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -185,13 +184,6 @@ async def test_a_deadline_names_method_address_seconds_and_what_was_awaited(tmp_
     )
 
 
-async def test_a_server_that_is_not_there_is_noticed_by_the_deadline(tmp_path: Path) -> None:
-    client = Client(ipc_address(str(tmp_path), "nobody"))
-    with pytest.raises(DeadlineError, match="no reply to double"):
-        await client.call("double", 1, reply=int, deadline=0.05)
-    await client.close()
-
-
 async def test_a_call_waits_for_a_server_that_starts_late_and_survives_its_restart(tmp_path: Path) -> None:
     address = ipc_address(str(tmp_path), "late")
     client = Client(address)
@@ -360,46 +352,6 @@ async def test_a_socket_file_left_by_a_killed_process_does_not_block_a_restart(t
         assert await client.call("double", 1, reply=int, deadline=5) == 2
 
 
-FORGETFUL = """
-import asyncio, gc, sys
-from headrace.wire import Client, Server, ipc_address, rpc
-
-class Service:
-    @rpc
-    async def wait(self, request: None) -> None:
-        await asyncio.Event().wait()
-
-async def main():
-    server = Server(Service(), address=ipc_address(sys.argv[1], "forgotten"))
-    client = Client(await server.start())
-    call = asyncio.create_task(client.call("wait", deadline=600))
-    await asyncio.sleep(0.05)
-    raise RuntimeError("nobody closes anything")
-
-try:
-    asyncio.run(main())
-except RuntimeError:
-    gc.collect()
-    print("collected")
-"""
-
-
-async def test_a_process_that_forgets_to_close_ends_all_the_same(tmp_path: Path) -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-W", "ignore", "-c", FORGETFUL, str(tmp_path), stdout=asyncio.subprocess.PIPE
-    )
-    out, _ = await asyncio.wait_for(process.communicate(), 20)
-    assert out == b"collected\n"
-
-
-async def test_calls_beyond_the_queue_s_bound_fail_at_once(tmp_path: Path) -> None:
-    client = Client(ipc_address(str(tmp_path), "nobody"), limits=Limits(queue=2))
-    calls = [asyncio.create_task(client.call("double", 1, reply=int, deadline=0.2)) for _ in range(5)]
-    outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [DeadlineError] * 2 + [WireError] * 3
-    await client.close()
-
-
 async def test_an_idle_server_and_client_use_no_processor_time(tmp_path: Path) -> None:
     async with serving(tmp_path) as (service, _, client):
         call = asyncio.create_task(client.call("wait", deadline=60))
@@ -409,73 +361,6 @@ async def test_an_idle_server_and_client_use_no_processor_time(tmp_path: Path) -
         assert time.process_time() - before < 0.02
         await client.call("open", deadline=5)
         await call
-
-
-async def test_a_deadline_is_a_number_of_seconds(tmp_path: Path) -> None:
-    client = Client(ipc_address(str(tmp_path), "nobody"))
-    for deadline in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="a deadline is"):
-            await client.call("double", 1, reply=int, deadline=deadline)
-    await client.close()
-
-
-def test_a_client_belongs_to_one_event_loop(tmp_path: Path) -> None:
-    client = Client(ipc_address(str(tmp_path), "nobody"))
-
-    async def ask_elsewhere() -> None:
-        with pytest.raises(ValueError, match="another event loop"):
-            await client.call("double", 1, reply=int, deadline=0.01)
-
-    async def both() -> None:
-        call = asyncio.create_task(client.call("double", 1, reply=int, deadline=60))
-        await asyncio.sleep(0)
-        await asyncio.to_thread(asyncio.run, ask_elsewhere())
-        await client.close()
-        with pytest.raises(WireError, match="was closed"):
-            await call
-
-    asyncio.run(both())
-
-
-def not_async() -> type:
-    class NotAsync:
-        @rpc
-        def method(self, request: int) -> Awaitable[int]:
-            raise NotImplementedError
-
-    return NotAsync
-
-
-def two_arguments() -> type:
-    class TwoArguments:
-        @rpc
-        async def method(self, one: int, two: int) -> int:
-            return one + two
-
-    return TwoArguments
-
-
-def not_annotated() -> type:
-    class NotAnnotated:
-        @rpc
-        async def method(self, request):  # type: ignore[no-untyped-def]  # the rule under test
-            return request
-
-    return NotAnnotated
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (not_async, "async def method"),
-        (two_arguments, "async def method"),
-        (not_annotated, "annotated"),
-        (lambda: int, "no @rpc method"),
-    ],
-)
-def test_a_service_that_does_not_say_what_it_takes_is_refused_at_once(make: Callable[[], type], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        Server(make()(), address="ipc:///nowhere")
 
 
 async def test_staleness_errors_keep_their_four_parts_in_print(tmp_path: Path) -> None:
