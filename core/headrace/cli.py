@@ -8,6 +8,7 @@ Invariant: a mistake of the user's never shows a traceback. Exit codes: 0 done; 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, REFUSED) else 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def command_parser() -> argparse.ArgumentParser:

@@ -176,7 +176,7 @@ class _Terminal:
         panel's proxy while it is up."""
         loggers = [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]
         for handler in {h for logger in loggers for h in logger.handlers}:
-            if isinstance(handler, logging.StreamHandler) and handler.stream.isatty():
+            if isinstance(handler, logging.StreamHandler) and handler.stream and handler.stream.isatty():
                 self._borrowed.append((handler, handler.stream))
                 handler.setStream(cast(TextIO, FileProxy(self.console, handler.stream)))
 

@@ -15,7 +15,7 @@ from headrace.config import dumps
 
 ROOT = Path(__file__).parents[2]
 TABLES = re.findall(r"```toml\n(\[environment\].*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-REWARD = re.findall(r"```python\n(LONG_ENOUGH.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+REWARD = re.findall(r"```python\n(def reward.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 SMALL = [
     "phase.warm-up.steps=2",

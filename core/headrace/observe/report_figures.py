@@ -106,8 +106,9 @@ def line_figure(lines: Sequence[Line], *, x: str, y: str, borders: Mapping[float
     """Lines over a common axis; ``borders``: x → name of the phase that begins there."""
     layout: dict[str, Any] = {"xaxis": axis(x), "yaxis": axis(y, **y_options), "showlegend": len(lines) > 1}
     low, high = min(min(line.x) for line in lines), max(max(line.x) for line in lines)
-    ends = [*sorted(borders)[1:], math.inf]
-    shown = [at for at, end in zip(sorted(borders), ends, strict=True) if end > low and at <= high]
+    starts = sorted(borders)
+    ends = [*starts[1:], math.inf][: len(starts)]
+    shown = [at for at, end in zip(starts, ends, strict=True) if end > low and at <= high]
     if len(shown) > 1:
         layout["shapes"] = [_border(at) for at in shown]
         layout["annotations"] = [_border_name(at, borders[at]) for at in shown]

@@ -22,9 +22,8 @@ class Journal:
         self._events = EventLog(directory.events)
         self._metrics = RecordLog(directory.metrics)
         self._evaluations = RecordLog(directory.evaluation)
-        self._before: EvaluationRecord | None = None
-        self._after: EvaluationRecord | None = None
-        self._mode: str | None = None
+        self._before: dict[str, EvaluationRecord] = {}
+        self._after: dict[str, EvaluationRecord] = {}
         self._rolling_out = False
         self._observers = ObserverManager()
         for spec in job.observers:
@@ -49,19 +48,17 @@ class Journal:
         """Append an evaluation. The answers shown as "before" are the last ones from before anything was trained on
         generated rows."""
         self._evaluations.write(record)
-        if self._mode not in (None, record.mode):
-            return
-        self._mode = record.mode
-        if self._before is None or not self._rolling_out:
-            self._before = record
-        self._after = record
+        if record.mode not in self._before or not self._rolling_out:
+            self._before[record.mode] = record
+        self._after[record.mode] = record
 
     def samples(self) -> dict[str, Any]:
-        """Sample answers before and after."""
+        """Sample answers before and after; sampled ones where there are any, since training changes those most."""
+        mode = "sampled" if "sampled" in self._after else "greedy"
         return {
-            name: [{"prompt": s.prompt, "answer": s.answer, "reward": s.reward} for s in record.samples]
-            for name, record in (("samples_before", self._before), ("samples_after", self._after))
-            if record is not None
+            name: [{"prompt": s.prompt, "answer": s.answer, "reward": s.reward} for s in records[mode].samples]
+            for name, records in (("samples_before", self._before), ("samples_after", self._after))
+            if mode in records
         }
 
     def finish(self, status: str, reason: str) -> None:
