@@ -246,6 +246,23 @@ def test_a_busy_fleet_drains_one_instance_to_bring_a_missing_version_back() -> N
     assert ticket(flow).instances == ("a",)
 
 
+def test_new_groups_avoid_the_instance_that_drains() -> None:
+    policy = MultiVersion(MultiVersion.Settings(max_staleness=3, outstanding_batches=3))
+    flow = Flow(policy=policy, batch_groups=2, group_size=1)
+    flow.join("z", slots=4, live_versions=1, versions=(0,))
+    for _ in range(3):
+        ticket(flow)
+    advance(flow, (0, 1), version=0)
+    for name in ("a", "b"):
+        flow.join(name, slots=4, live_versions=1, versions=(1,))
+    assert [ticket(flow).instances for _ in range(3)] == [("a",), ("b",), ("a",)]
+    flow.leave("z")
+    assert flow.switches() == (), "b is the least loaded and drains for version 0"
+    assert [ticket(flow).instances for _ in range(2)] == [("a",), ("a",)]
+    flow.generated(4)
+    assert flow.switches() == (Switch(instance="b", load=0, retire=(1,)),)
+
+
 def test_missing_versions_are_brought_back_oldest_first_each_by_another_instance() -> None:
     policy = MultiVersion(MultiVersion.Settings(max_staleness=3, outstanding_batches=3))
     flow = Flow(policy=policy, batch_groups=1, group_size=1)

