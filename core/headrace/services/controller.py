@@ -273,6 +273,9 @@ class Controller:
         self._count_failures(len(entry.trajectories), entry.unscored, entry.detail)
         rows = zip(entry.trajectories, entry.versions, entry.tokens, entry.nbytes, entry.rewards, strict=True)
         for trajectory, version, tokens, nbytes, reward in rows:
+            # The ledger is told first: what it refuses (a duplicate) was stored and logged before.
+            if not flow.stored(trajectory, version=version, tokens=tokens, nbytes=nbytes):
+                continue
             self._emit("trajectory_scored", trajectory=trajectory, reward=reward)
             self._emit(
                 "row_stored",
@@ -282,7 +285,6 @@ class Controller:
                 version=version,
                 nbytes=nbytes,
             )
-            flow.stored(trajectory, version=version, tokens=tokens, nbytes=nbytes)
 
     def _group_failed(self, entry: GroupFailed) -> None:
         flow = self._flow
