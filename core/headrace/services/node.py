@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ CONTROLLER_DEADLINE = 15.0
 log = logging.getLogger("headrace.node")
 
 
-class NodeService:
+class NodeService(ABC):
     """Base of the roles' services: ``start``, ``close``, and ``@rpc`` methods."""
 
     def __init__(self, spec: NodeSpec) -> None:
@@ -38,17 +39,18 @@ class NodeService:
         """Set when a background task failed: the node then ends with that error."""
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @abstractmethod
     async def start(self) -> None:
         """Make the role usable."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def close(self) -> None:
         """Free everything; called once."""
-        raise NotImplementedError
 
     @rpc
     async def ping(self, request: None) -> None:
         """Answers while the event loop turns."""
+        return
 
     def supervise(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run background work whose failure ends the node."""
