@@ -199,7 +199,7 @@ class RolloutService(NodeService):
                 while (item := await asyncio.to_thread(next, tensors, None)) is not None:
                     await update.apply(*item)
                 await update.commit()
-            except BaseException:
+            except BaseException:  # cancelled too: nothing half-loaded stays staged; raised again
                 await update.abort()
                 raise
             if isinstance(self._engine, MultiVersion):

@@ -248,7 +248,7 @@ class _Phase:
             for rows in micro_batches(lengths, token_budget=budget, rows=np.flatnonzero(trained)):
                 step.accumulate(batch.take(rows))
             return step.finish(denominator=float(batch.dense(DENOMINATOR).sum()))
-        except BaseException:
+        except BaseException:  # whatever ended the step, the next one must be able to begin; raised again
             step.discard()
             raise
 
