@@ -16,12 +16,15 @@ import xxhash
 import zmq
 
 from headrace.contract import Array, TensorInfo, WeightManifest, WeightPublisher, WeightSource
-from headrace.errors import ContractError
+from headrace.errors import ContractError, WireError
 from headrace.wire import (
     DEFAULT_LIMITS,
+    Gate,
+    Keys,
     RefusedError,
     array_bytes,
     bind_socket,
+    bound_address,
     close_context,
     decode,
     encode,
@@ -44,14 +47,21 @@ class _Version:
 
 
 class ZmqPublisher(WeightPublisher):
-    """Serves from its construction until ``close``. ``refused`` counts questions turned away, by reason."""
+    """Serves from its construction until ``close``. ``refused`` counts questions and peers turned away, by
+    reason."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, keys: Keys | None = None) -> None:
         self.refused: Counter[str] = Counter()
-        self._address = address
         self._versions: dict[int, _Version] = {}  # the serving thread only looks up, which is atomic
         self._context = open_context()
-        self._socket = bind_socket(self._context, address, keys=None, limits=DEFAULT_LIMITS)
+        self._gate = None if keys is None else Gate(self._context, keys, self.refused)
+        try:
+            self._socket = bind_socket(self._context, address, keys=keys, limits=DEFAULT_LIMITS)
+        except WireError:
+            self._close_gate()
+            close_context(self._context)
+            raise
+        self._address = bound_address(self._socket)
         self._stopped = self._context.socket(zmq.PAIR)
         self._stopped.bind(_CONTROL)
         self._stop = self._context.socket(zmq.PAIR)
@@ -99,10 +109,20 @@ class ZmqPublisher(WeightPublisher):
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._stopped, zmq.POLLIN)
-        while self._stopped not in dict(poller.poll()):
-            self._serve_one()
+        if self._gate is not None:
+            poller.register(self._gate.socket, zmq.POLLIN)
+        while self._stopped not in (ready := dict(poller.poll())):
+            if self._socket in ready:
+                self._serve_one()
+            if self._gate is not None and self._gate.socket in ready:
+                self._gate.answer()
+        self._close_gate()
         self._socket.close(linger=0)
         self._stopped.close(linger=0)
+
+    def _close_gate(self) -> None:
+        if self._gate is not None:
+            self._gate.close()
 
     def _serve_one(self) -> None:
         route, *frames = self._socket.recv_multipart(copy=False)

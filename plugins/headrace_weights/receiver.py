@@ -22,6 +22,7 @@ from headrace.contract import Array, TensorInfo, WeightManifest, WeightReceiver
 from headrace.errors import DeadlineError, WireError
 from headrace.wire import (
     DEFAULT_LIMITS,
+    Keys,
     RefusedError,
     connect_socket,
     decode,
@@ -42,8 +43,9 @@ _ASKS = 4
 class ZmqReceiver(WeightReceiver):
     """Of one publisher. One fetch at a time; a fetch may be left unfinished."""
 
-    def __init__(self, address: str, *, chunk_bytes: int, window: int) -> None:
+    def __init__(self, address: str, *, chunk_bytes: int, window: int, keys: Keys | None = None) -> None:
         self._address = address
+        self._keys = keys
         self._chunk_bytes = chunk_bytes
         self._window = window
         self._ids = itertools.count(1)
@@ -109,7 +111,7 @@ class ZmqReceiver(WeightReceiver):
         return AskChunk(next(self._ids), question.version, question.tensor, question.offset, question.size)
 
     def _connect(self) -> zmq.Socket[bytes]:
-        return connect_socket(zmq.Context.instance(), self._address, keys=None, limits=DEFAULT_LIMITS)
+        return connect_socket(zmq.Context.instance(), self._address, keys=self._keys, limits=DEFAULT_LIMITS)
 
     def _ask(self, question: Question) -> None:
         with suppress(zmq.Again):  # it counts as lost and is asked again

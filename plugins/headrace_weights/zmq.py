@@ -1,8 +1,8 @@
 """Full tensors over ZeroMQ: receivers ask for chunks, the publisher serves them from host memory.
 
 Receivers pull, so they may join, leave and come back at any time, and a slow one holds up nobody. What arrives does
-not depend on chunk size or window. Same host only: the publisher listens on an ipc socket of the run's private
-directory.
+not depend on chunk size or window. The publisher listens on an ipc socket of the run's private directory, or on a tcp
+port that only holders of the run's keys can use.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.contract import TransportContext, WeightPublisher, WeightReceiver, WeightTransport
-from headrace.wire import ipc_address
+from headrace.wire import Keys, Network
 from headrace_weights.publisher import ZmqPublisher
 from headrace_weights.receiver import ZmqReceiver
 
@@ -40,7 +40,14 @@ class ZmqTransport(WeightTransport):
         self.settings: ZmqSettings = settings
 
     def publisher(self, context: TransportContext) -> WeightPublisher:
-        return ZmqPublisher(ipc_address(context.directory, f"{context.name}-weights"))
+        network = _network(context)
+        return ZmqPublisher(network.address(f"{context.name}-weights"), keys=network.keys)
 
     def receiver(self, context: TransportContext, address: str) -> WeightReceiver:
-        return ZmqReceiver(address, chunk_bytes=self.settings.chunk_bytes, window=self.settings.window)
+        settings, keys = self.settings, _network(context).keys
+        return ZmqReceiver(address, keys=keys, chunk_bytes=settings.chunk_bytes, window=settings.window)
+
+
+def _network(context: TransportContext) -> Network:
+    keys = None if context.keys is None else Keys.from_dict(context.keys)
+    return Network(directory=context.directory, host=context.host, keys=keys)

@@ -30,28 +30,29 @@ class Node:
         return Batch(rows=request.rows, columns={"logprobs": Ragged.from_arrays([values])})
 
 
-async def self_check(gap: float, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+async def self_check(gap: float) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
-    monkeypatch.setattr("headrace.services.fleet.Client", lambda address: Node(gap))
-    fleet = Fleet(emit=lambda kind, **fields: events.append(fields), spawn=lambda work, name: None)
+    fleet = Fleet(
+        emit=lambda kind, **fields: events.append(fields),
+        spawn=lambda work, name: None,
+        connect=lambda address: Node(gap),  # type: ignore[arg-type,return-value]  # calls only
+    )
     fleet.add("rollout-0", "nowhere", slots=1, live_versions=1)
     await fleet.self_check(Node(gap), 0, temperature=1.0, tolerance=1e-3)  # type: ignore[arg-type]  # calls only
     return events
 
 
-async def test_G11_an_engine_that_disagrees_with_the_trainer_stops_the_run_with_the_gap(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_G11_an_engine_that_disagrees_with_the_trainer_stops_the_run_with_the_gap() -> None:
     with pytest.raises(EngineError, match=r"rollout-0 disagree .* 0\.25"):
-        await self_check(0.25, monkeypatch)
+        await self_check(0.25)
 
 
-async def test_G11_an_engine_that_is_not_finite_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_G11_an_engine_that_is_not_finite_is_refused_too() -> None:
     with pytest.raises(EngineError):
-        await self_check(float("nan"), monkeypatch)
+        await self_check(float("nan"))
 
 
-async def test_G11_agreement_is_logged_with_its_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    (event,) = await self_check(1e-5, monkeypatch)
+async def test_G11_agreement_is_logged_with_its_gap() -> None:
+    (event,) = await self_check(1e-5)
     assert event["instance"] == "rollout-0"
     assert event["max_abs_logprob_diff"] == pytest.approx(1e-5, rel=0.1)

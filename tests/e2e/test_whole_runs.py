@@ -63,6 +63,18 @@ def descendants(pid: int) -> list[int]:
     return list(below(pid))
 
 
+def keys_in_use(run: Any) -> set[str]:
+    """The secret keys that a living run has handed to its nodes, in files only their owner may read."""
+    secrets: set[str] = set()
+    for event in events(run, "node_started"):
+        spec = Path(Path(f"/proc/{event['pid']}/cmdline").read_text().split("\0")[-2])
+        assert spec.stat().st_mode & 0o077 == 0
+        keys = json.loads(spec.read_bytes())["network"]["keys"]
+        secrets |= {keys["server_secret"], keys["client_secret"]}
+    assert secrets
+    return secrets
+
+
 def trained_rows(run: Any) -> list[list[int]]:
     return [event["rows"] for event in events(run, "batch_trained")]
 
@@ -94,6 +106,17 @@ def test_synchronous_and_multi_version_without_staleness_train_the_same_rows_to_
     assert second.wait() == 0, second.stderr
     assert trained_rows(first) == trained_rows(second)
     assert digests(first) == digests(second)
+
+
+def test_a_run_over_tcp_passes_its_audit_and_writes_no_key_anywhere(start: Start) -> None:
+    run = start("network.transport=tcp", "phase.warm-up.steps=1", "phase.rl.steps=2")
+    follow(run, "batch_trained")
+    secrets = keys_in_use(run)
+    assert run.wait() == 0, run.stderr
+    assert audit_run(run.directory).ok
+    written = [path.read_bytes() for path in run.directory.rglob("*") if path.is_file()]
+    written += [run.stdout.encode(), run.stderr.encode()]
+    assert not any(secret.encode() in content for secret in secrets for content in written)
 
 
 def test_another_seed_gives_another_run(start: Start) -> None:

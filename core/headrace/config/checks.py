@@ -15,6 +15,7 @@ from headrace.config.findings import Finding
 from headrace.config.inert import inert_settings
 from headrace.config.interpreters import check_interpreter
 from headrace.config.loading import PHASE_TABLES, core_keys
+from headrace.config.network import check_network
 from headrace.config.schema import Job, Phase
 from headrace.contract import (
     Algorithm,
@@ -80,6 +81,7 @@ class _Checker:
 
     def run(self) -> None:
         self._interpreters()
+        self.errors += check_network(self.job)
         self._model()
         self._rollout_capabilities()
         for index, phase in enumerate(self.job.phases):

@@ -18,7 +18,13 @@ _SWITCHES = {"evaluation": ("prompts", "greedy", "sampled"), "checkpoint": ("kee
 
 def inert_settings(job: Job, needs: Sequence[AlgorithmNeeds | None]) -> list[ConfigError]:
     """``needs``: of each phase's algorithm, None where unknown."""
-    return [*_switched_off(job), *_without_rollout(job, needs), *_replaced(job), *_no_modes(job)]
+    return [
+        *_switched_off(job),
+        *_without_rollout(job, needs),
+        *_replaced(job),
+        *_no_modes(job),
+        *_without_tcp(job),
+    ]
 
 
 def _evaluates(job: Job) -> bool:
@@ -74,3 +80,10 @@ def _no_modes(job: Job) -> list[ConfigError]:
         return []
     message = "evaluation measures nothing: greedy and sampled are both false"
     return [_warning(job, message, ("evaluation",), "set one of them to true, or every = 0")]
+
+
+def _without_tcp(job: Job) -> list[ConfigError]:
+    path: KeyPath = ("network", "host")
+    if job.network.transport == "tcp" or not job.written(path):
+        return []
+    return [_warning(job, "host is ignored: ipc sockets have none", path, 'set network.transport = "tcp"')]

@@ -6,7 +6,7 @@ A table that selects a plugin holds core's own keys, which are fields here, next
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
@@ -105,6 +105,15 @@ class BatchConfig(Table):
     """Tokens per forward and backward pass."""
 
 
+class NetworkConfig(Table):
+    """``[network]``: how the processes reach each other."""
+
+    transport: Literal["ipc", "tcp"] = "ipc"
+    """Sockets in a private directory, or ports of ``host`` that only holders of the run's keys can use."""
+    host: str = "127.0.0.1"
+    """IP address that nodes serve at under tcp."""
+
+
 class EvaluationConfig(Table):
     """``[evaluation]``."""
 
@@ -154,6 +163,7 @@ class Job(Table):
     storage: PluginConfig
     weights: PluginConfig
     launcher: PluginConfig
+    network: NetworkConfig
     observers: tuple[PluginSpec, ...]
     evaluation: EvaluationConfig
     checkpoint: CheckpointConfig
@@ -183,6 +193,7 @@ class Job(Table):
             "model": self.model.model_dump(exclude_none=True),
             **{name: {**_selection(t.spec), **t.model_dump(exclude={"spec"})} for name, t in tables.items()},
             "trainer": {**self.trainer.model_dump(), "use": _selection(self.phases[0].trainer)["use"]},
+            "network": self.network.model_dump(),
             "evaluation": self.evaluation.model_dump(),
             "checkpoint": self.checkpoint.model_dump(),
             "phase": [_phase(phase) for phase in self.phases],

@@ -7,8 +7,8 @@ restarts late can still fetch it. Both sides are called off the event loop, one 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from headrace.contract.columns import Array
 from headrace.contract.plugin import Plugin
@@ -92,6 +92,11 @@ class TransportContext:
     """Private directory (mode 0700) for ipc sockets of this run."""
     name: str
     """This node's name."""
+    host: str | None = None
+    """Address of this machine to serve tcp at; None: ipc only."""
+    keys: Mapping[str, str] | None = field(default=None, repr=False)
+    """The run's CURVE keys, as Z85 text: ``server_public``, ``server_secret``, ``client_public``, ``client_secret``.
+    Given whenever ``host`` is: nobody without them may read a weight."""
 
 
 class WeightTransport(Plugin, ABC):

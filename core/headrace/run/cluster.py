@@ -20,7 +20,7 @@ from headrace.services.fleet import Fleet
 from headrace.services.messages import RolloutSetup, ScratchModel, TrainerSetup, WorkerSetup
 from headrace.services.storage import StorageClient, StorageSetup
 from headrace.services.supervisor import Supervisor
-from headrace.wire import Client, Server, ipc_address
+from headrace.wire import Client, Network
 
 MODEL_DEADLINE = 300.0
 TRAINER, STORAGE = "trainer", "storage-0"
@@ -44,9 +44,11 @@ class Cluster:
         self._sockets = tempfile.mkdtemp(prefix="headrace-")
         self._background: set[asyncio.Task[None]] = set()
         self._clients: list[Client | StorageClient] = []
-        self.fleet = Fleet(emit=emit, spawn=self._spawn)
+        host = job.network.host if job.network.transport == "tcp" else None
+        self._network = Network.create(self._sockets, host=host)
+        self.fleet = Fleet(emit=emit, spawn=self._spawn, connect=self._network.client)
         self.controller = Controller(emit=emit, fleet=self.fleet)
-        self._server = Server(self.controller, address=ipc_address(self._sockets, "controller"))
+        self._server = self._network.server(self.controller, "controller")
 
     # ------------------------------------------------------------ start
 
@@ -57,15 +59,13 @@ class Cluster:
         launcher = build(job.launcher.spec)
         assert isinstance(launcher, Launcher)
         self.supervisor = Supervisor(
-            launcher, sockets=self._sockets, logs=self._directory.logs, controller=address, emit=self._emit
+            launcher, network=self._network, logs=self._directory.logs, controller=address, emit=self._emit
         )
         self.controller.supervisor = self.supervisor
         names = [f"rollout-{i}" for i in range(job.rollout.instances)]
         self._emit("run_started", job=job.job.name, seed=job.job.seed, instances=names)
-        await self._launch_trainer_and_storage()
-        self.trainer = Client(await self.supervisor.address(TRAINER))
-        self.storage = StorageClient(await self.supervisor.address(STORAGE))
-        self._clients += [self.trainer, self.storage]
+        await self._launch_storage()
+        await self._launch_trainer()
         self.model_path = await self._model()
         await self._launch_rollouts(names)
         await self._launch_workers()
@@ -73,27 +73,34 @@ class Cluster:
         for name in names:
             self._join(name, await self.supervisor.address(name))
         self.workers = [
-            Client(await self.supervisor.address(f"environment-{i}")) for i in range(job.environment.workers)
+            self._network.client(await self.supervisor.address(f"environment-{i}"))
+            for i in range(job.environment.workers)
         ]
         self._clients += self.workers
 
-    async def _launch_trainer_and_storage(self) -> None:
+    async def _launch_storage(self) -> None:
+        setup = StorageSetup(storage=self._job.storage.spec)
+        await self.supervisor.launch(STORAGE, "storage", setup, python=sys.executable, threads=1)
+        self._storage_address = await self.supervisor.address(STORAGE)
+        self.storage = StorageClient(self._network.client(self._storage_address))
+        self._clients.append(self.storage)
+
+    async def _launch_trainer(self) -> None:
         job = self._job
-        await self.supervisor.launch(
-            STORAGE, "storage", StorageSetup(storage=job.storage.spec), python=sys.executable, threads=1
-        )
         await self.supervisor.launch(
             TRAINER,
             "trainer",
             TrainerSetup(
                 transport=job.weights.spec,
-                storage=ipc_address(self._sockets, STORAGE),
+                storage=self._storage_address,
                 threads=job.trainer.threads,
                 seed=job.job.seed,
             ),
             python=job.trainer.python or sys.executable,
             threads=job.trainer.threads,
         )
+        self.trainer = self._network.client(await self.supervisor.address(TRAINER))
+        self._clients.append(self.trainer)
 
     async def _model(self) -> str:
         """The model directory the run starts from."""
@@ -140,7 +147,7 @@ class Cluster:
                 environment=environment.spec,
                 model_path=self.model_path,
                 seed=self._job.job.seed,
-                storage=ipc_address(self._sockets, STORAGE),
+                storage=self._storage_address,
                 scoring_workers=environment.scoring_workers,
                 scoring_deadline=environment.scoring_deadline,
                 python=python,

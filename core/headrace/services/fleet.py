@@ -39,10 +39,18 @@ class Instance:
 
 
 class Fleet:
-    """All instances. ``changed`` is called whenever an instance gained or lost a version."""
+    """All instances. ``changed`` is called whenever an instance gained or lost a version; ``connect`` makes the client
+    of an address."""
 
-    def __init__(self, *, emit: Callable[..., Any], spawn: Callable[[Coroutine[Any, Any, None], str], Any]) -> None:
+    def __init__(
+        self,
+        *,
+        emit: Callable[..., Any],
+        spawn: Callable[[Coroutine[Any, Any, None], str], Any],
+        connect: Callable[[str], Client],
+    ) -> None:
         self._emit = emit
+        self._connect = connect
         self._spawn = spawn
         self._instances: dict[str, Instance] = {}
         self._flow: Flow | None = None
@@ -52,7 +60,7 @@ class Fleet:
 
     def add(self, name: str, address: str, *, slots: int, live_versions: int) -> None:
         """A node that serves and hosts no policy version yet."""
-        self._instances[name] = Instance(name, address, slots, live_versions, Client(address))
+        self._instances[name] = Instance(name, address, slots, live_versions, self._connect(address))
 
     def __len__(self) -> int:
         return len(self._instances)

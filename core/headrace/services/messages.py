@@ -10,6 +10,7 @@ import msgspec
 
 from headrace.contract import FinishReason, GenerationRequest, Metric, SaveKind, Split
 from headrace.registry import PluginSpec
+from headrace.wire import Network
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,16 +21,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeSpec(Message, frozen=True):
-    """What a node process reads first; written to a private file by the supervisor."""
+    """What a node process reads first; written to a private file by the supervisor, since it holds the run's keys."""
 
     name: str
     role: str
     controller: str
     """Address of the controller."""
-    address: str
-    """Where this node serves."""
-    directory: str
-    """Private directory for sockets."""
+    network: Network
     setup: bytes
     """The role's own setup message, msgpack."""
 

@@ -18,9 +18,10 @@ from typing import Any
 
 import msgspec
 
+from headrace.contract import TransportContext
 from headrace.errors import DeadlineError, HeadraceError
 from headrace.services.messages import Heartbeat, NodeSpec, Registration
-from headrace.wire import Client, Server, rpc
+from headrace.wire import Client, rpc
 
 HEARTBEAT_SECONDS = 1.0
 CONTROLLER_DEADLINE = 15.0
@@ -35,6 +36,7 @@ class NodeService(ABC):
     def __init__(self, spec: NodeSpec) -> None:
         self.spec = spec
         self.name = spec.name
+        self.network = spec.network
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Set when a background task failed: the node then ends with that error."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -51,6 +53,12 @@ class NodeService(ABC):
     async def ping(self, request: None) -> None:
         """Answers while the event loop turns."""
         return
+
+    def transport_context(self) -> TransportContext:
+        """Where a weight transport of this node opens its sockets."""
+        network = self.network
+        keys = None if network.keys is None else network.keys.to_dict()
+        return TransportContext(directory=network.directory, name=self.name, host=network.host, keys=keys)
 
     def supervise(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run background work whose failure ends the node."""
@@ -113,8 +121,8 @@ async def _beat(spec: NodeSpec, controller: Client) -> None:
 async def serve(spec: NodeSpec) -> None:
     """Run one node to its end."""
     service = service_class(spec.role)(spec)
-    server = Server(service, address=spec.address)
-    controller = Client(spec.controller)
+    server = spec.network.server(service, spec.name)
+    controller = spec.network.client(spec.controller)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     try:

@@ -22,7 +22,6 @@ from headrace.contract import (
     InferenceContext,
     InferenceEngine,
     MultiVersion,
-    TransportContext,
     VersionSpan,
     WeightReceiver,
     WeightTransport,
@@ -113,8 +112,7 @@ class RolloutService(NodeService):
         await self._engine.start(
             InferenceContext(name=self.name, model_path=setup.model_path, version=BASE_VERSION, threads=setup.threads)
         )
-        context = TransportContext(directory=self.spec.directory, name=self.name)
-        self._receiver = self._transport.receiver(context, setup.publisher)
+        self._receiver = self._transport.receiver(self.transport_context(), setup.publisher)
         self._outputs = self.supervise(self._collect(), "engine outputs")
 
     async def close(self) -> None:

@@ -72,8 +72,8 @@ class StorageService(NodeService):
 class StorageClient:
     """A storage unit as the other nodes see it."""
 
-    def __init__(self, address: str) -> None:
-        self._client = Client(address)
+    def __init__(self, client: Client) -> None:
+        self._client = client
 
     async def put(self, batch: Batch) -> int:
         return await self._client.call(

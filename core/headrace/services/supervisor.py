@@ -6,6 +6,7 @@ Invariant: when :meth:`Supervisor.close` returns, no process it started is alive
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import msgspec
 from headrace.contract import Launcher, NodeLaunch, NodeProcess
 from headrace.errors import DeadlineError, RunError
 from headrace.services.messages import Heartbeat, Message, NodeSpec, Registration
-from headrace.wire import ipc_address
+from headrace.wire import Network
 
 START_DEADLINE = 120.0
 """Seconds a node may take to serve; importing an engine can be slow."""
@@ -40,11 +41,11 @@ class Supervisor:
     """One per run. ``failed`` completes, with the error, when a node is lost."""
 
     def __init__(
-        self, launcher: Launcher, *, sockets: str, logs: Path, controller: str, emit: Callable[..., Any]
+        self, launcher: Launcher, *, network: Network, logs: Path, controller: str, emit: Callable[..., Any]
     ) -> None:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._launcher = launcher
-        self._sockets = sockets
+        self._network = network
         self._logs = logs
         self._controller = controller
         self._emit = emit
@@ -58,12 +59,11 @@ class Supervisor:
             name=name,
             role=role,
             controller=self._controller,
-            address=ipc_address(self._sockets, name),
-            directory=self._sockets,
+            network=self._network,
             setup=msgspec.msgpack.encode(setup),
         )
-        path = Path(self._sockets) / f"{name}.json"
-        path.write_bytes(msgspec.json.encode(spec))
+        path = Path(self._network.directory) / f"{name}.json"
+        _write_private(path, msgspec.json.encode(spec))
         log_path = self._logs / f"{name}.log"
         process = await self._launcher.launch(
             NodeLaunch(
@@ -142,6 +142,12 @@ class Supervisor:
             self.failed.set_exception(
                 RunError(message, origin=f"{node.log_path}\n{_tail(node.log_path)}", fix=f"read {name}'s log above")
             )
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    """No other user may read the file, from its first moment on."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(data)
 
 
 def _environment(threads: int) -> dict[str, str]:

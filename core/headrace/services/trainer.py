@@ -26,7 +26,6 @@ from headrace.contract import (
     StepResult,
     TrainingContext,
     TrainingEngine,
-    TransportContext,
     WeightManifest,
     WeightPublisher,
     WeightTransport,
@@ -74,7 +73,7 @@ class TrainerService(NodeService):
         super().__init__(spec)
         self._setup = msgspec.msgpack.decode(spec.setup, type=TrainerSetup)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._storage = StorageClient(self._setup.storage)
+        self._storage = StorageClient(self.network.client(self._setup.storage))
         self._publisher: WeightPublisher | None = None
         self._engine: TrainingEngine | None = None
         self._phase: _Phase | None = None
@@ -82,8 +81,7 @@ class TrainerService(NodeService):
     async def start(self) -> None:
         transport = build(self._setup.transport)
         assert isinstance(transport, WeightTransport)
-        context = TransportContext(directory=self.spec.directory, name=self.name)
-        self._publisher = await asyncio.to_thread(transport.publisher, context)
+        self._publisher = await asyncio.to_thread(transport.publisher, self.transport_context())
 
     async def close(self) -> None:
         if self._publisher is not None:

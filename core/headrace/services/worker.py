@@ -138,8 +138,8 @@ class WorkerService(NodeService):
         self._context = EnvironmentContext(
             model_path=setup.model_path, seed=setup.seed, directory=setup.environment.directory
         )
-        self._storage = StorageClient(setup.storage)
-        self._controller = Client(spec.controller)
+        self._storage = StorageClient(self.network.client(setup.storage))
+        self._controller = self.network.client(spec.controller)
         self._instances: dict[str, Client] = {}
         self._entries: asyncio.Queue[Entry] = asyncio.Queue()
         self._groups: dict[int, asyncio.Task[None]] = {}
@@ -255,7 +255,7 @@ class WorkerService(NodeService):
 
     def _instance(self, address: str) -> Client:
         if address not in self._instances:
-            self._instances[address] = Client(address)
+            self._instances[address] = self.network.client(address)
         return self._instances[address]
 
     async def _scores(self, tasks: Sequence[Task], episodes: Sequence[Episode]) -> _Scores:

@@ -1,7 +1,8 @@
 """Messages between processes: typed, bounded, without pickle, and nobody unauthenticated.
 
-``rpc``, ``Server`` and ``Client`` carry calls. For transports that own a socket of another kind there are ``encode``
-and ``decode``, values to frames and back, and sockets made as safe as those of calls. The room knows no roles.
+``rpc``, ``Server`` and ``Client`` carry calls; a run's ``Network`` makes them. For transports that own a socket of
+another kind there are ``encode`` and ``decode``, values to frames and back, and sockets made as safe as those of calls.
+The room knows no roles.
 """
 
 from headrace.wire.address import ipc_address, tcp_address
@@ -9,22 +10,27 @@ from headrace.wire.arrays import array_bytes
 from headrace.wire.checksum import manifest_digest, tensor_checksum, tensor_info
 from headrace.wire.client import Client
 from headrace.wire.codec import decode, encode
+from headrace.wire.gate import Gate
 from headrace.wire.keys import Keys
 from headrace.wire.limits import DEFAULT_LIMITS, Limits
 from headrace.wire.methods import rpc
+from headrace.wire.network import Network
 from headrace.wire.refusal import RefusedError
 from headrace.wire.server import Server
-from headrace.wire.sockets import bind_socket, close_context, connect_socket, open_context
+from headrace.wire.sockets import bind_socket, bound_address, close_context, connect_socket, open_context
 
 __all__ = [
     "DEFAULT_LIMITS",
     "Client",
+    "Gate",
     "Keys",
     "Limits",
+    "Network",
     "RefusedError",
     "Server",
     "array_bytes",
     "bind_socket",
+    "bound_address",
     "close_context",
     "connect_socket",
     "decode",

@@ -1,6 +1,6 @@
 """Lets holders of the run's client key in, and nobody else (ZeroMQ's ZAP, RFC 27).
 
-libzmq asks over inproc; one handler per context, so a server with keys has a context of its own.
+libzmq asks over inproc; one gate per context, so whoever serves with keys has a context of its own.
 """
 
 from __future__ import annotations
@@ -23,20 +23,24 @@ _REQUEST_FRAMES = 9
 
 
 class Gate:
-    """Answers authentication requests of ``context`` until closed."""
+    """For a thread that polls: whenever ``socket`` is readable, call :meth:`answer`. Peers wait until then.
+    ``refused`` counts those turned away."""
 
     def __init__(self, context: Context, keys: Keys, refused: Counter[str]) -> None:
         self._client_key = z85.decode(keys.client_public.encode())
         self._refused = refused
-        socket = context.socket(zmq.ROUTER)
-        socket.bind(_ADDRESS)
-        self._endpoint = Endpoint(socket, limits=Limits(frames=1), head=_REQUEST_FRAMES, deliver=self._answer)
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.bind(_ADDRESS)
+
+    def answer(self) -> None:
+        """Answer one authentication request."""
+        self.socket.send_multipart(self._verdict(self.socket.recv_multipart()))
 
     def close(self) -> None:
-        """Nobody is let in any more."""
-        self._endpoint.close()
+        """Nobody is let in any more. Twice is fine."""
+        self.socket.close(linger=0)
 
-    def _answer(self, parts: list[bytes], _: list[memoryview]) -> None:
+    def _verdict(self, parts: list[bytes]) -> list[bytes]:
         route, delimiter, version, request, *_rest = parts
         known = (
             len(parts) == _REQUEST_FRAMES and parts[7] == b"CURVE" and hmac.compare_digest(parts[8], self._client_key)
@@ -44,4 +48,18 @@ class Gate:
         if not known:
             self._refused[WRONG_KEY] += 1
         status, text = (b"200", b"OK") if known else (b"400", b"unknown key")
-        self._endpoint.send([route, delimiter, version, request, status, text, b"", b""])
+        return [route, delimiter, version, request, status, text, b"", b""]
+
+
+class LoopGate(Gate):
+    """Answers by itself, on the running event loop, until closed."""
+
+    def __init__(self, context: Context, keys: Keys, refused: Counter[str]) -> None:
+        super().__init__(context, keys, refused)
+        self._endpoint = Endpoint(self.socket, limits=Limits(frames=1), head=_REQUEST_FRAMES, deliver=self._deliver)
+
+    def close(self) -> None:
+        self._endpoint.close()
+
+    def _deliver(self, parts: list[bytes], _: list[memoryview]) -> None:
+        self._endpoint.send(self._verdict(parts))

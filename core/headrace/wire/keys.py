@@ -5,6 +5,7 @@ CURVE authenticates the server to the client; an allow-list of one client key au
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 
 import zmq
@@ -48,7 +49,7 @@ class Keys:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, str]) -> Keys:
+    def from_dict(cls, values: Mapping[str, str]) -> Keys:
         """The inverse of :meth:`to_dict`. WireError names a missing or unknown key."""
         names = {item.name for item in fields(cls)}
         if values.keys() != names:

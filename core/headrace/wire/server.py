@@ -13,20 +13,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import zmq
 
 from headrace.errors import HeadraceError, RunError, WireError
 from headrace.wire.arrays import Buffer
 from headrace.wire.codec import check_limits, encode
 from headrace.wire.endpoint import Endpoint
 from headrace.wire.failures import to_failure, unexpected
-from headrace.wire.gate import Gate
+from headrace.wire.gate import LoopGate
 from headrace.wire.keys import Keys
 from headrace.wire.limits import DEFAULT_LIMITS, Limits
 from headrace.wire.messages import Call, Cancel, Failure, Reply
 from headrace.wire.methods import Method, methods_of
 from headrace.wire.refusal import HEADER_TOO_LARGE, MALFORMED, UNKNOWN_METHOD, RefusedError
-from headrace.wire.sockets import Context, bind_socket, close_context, open_context
+from headrace.wire.sockets import Context, bind_socket, bound_address, close_context, open_context
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ class Server:
         self._limits = limits
         self._running: dict[tuple[bytes, int], asyncio.Task[None]] = {}
         self._endpoint: Endpoint | None = None
-        self._gate: Gate | None = None
+        self._gate: LoopGate | None = None
         self._context: Context | None = None
 
     async def start(self) -> str:
@@ -59,14 +58,14 @@ class Server:
             raise ValueError(f"the server of {self._address} was started before")
         context = self._context = open_context()
         if self._keys is not None:
-            self._gate = Gate(context, self._keys, self.refused)
+            self._gate = LoopGate(context, self._keys, self.refused)
         try:
             socket = bind_socket(context, self._address, keys=self._keys, limits=self._limits)
         except WireError:
             await self.close()
             raise
         self._endpoint = Endpoint(socket, limits=self._limits, head=2, deliver=self._deliver)
-        self._address = bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+        self._address = bound_address(socket)
         return self._address
 
     async def close(self) -> None:

@@ -57,6 +57,11 @@ def bind_socket(context: Context, address: str, *, keys: Keys | None, limits: Li
     return socket
 
 
+def bound_address(socket: Socket) -> str:
+    """Where a bound socket is reached, with the port that the system chose."""
+    return bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+
+
 def connect_socket(context: Context, address: str, *, keys: Keys | None, limits: Limits) -> Socket:
     """A DEALER that connects to ``address``, now or when somebody listens there."""
     check_address(address, keys=keys)
