@@ -7,6 +7,6 @@ what) and `switching` (who loads what), `batching` (how a batch is made up and c
 """
 
 from headrace.flow.flow import Flow
-from headrace.flow.records import BatchLease, Counts, Switch, Ticket
+from headrace.flow.records import BatchLease, Counts, FlowState, StoredGroup, Switch, Ticket
 
-__all__ = ["BatchLease", "Counts", "Flow", "Switch", "Ticket"]
+__all__ = ["BatchLease", "Counts", "Flow", "FlowState", "StoredGroup", "Switch", "Ticket"]

@@ -24,7 +24,7 @@ from headrace.flow.admission import Admission
 from headrace.flow.dispatch import Dispatch
 from headrace.flow.fleet import Fleet
 from headrace.flow.ledger import Lease, Ledger
-from headrace.flow.records import BatchLease, Counts, Switch, Ticket
+from headrace.flow.records import BatchLease, Counts, FlowState, Switch, Ticket
 from headrace.flow.switching import Switching
 from headrace.flow.versions import Versions
 
@@ -34,7 +34,8 @@ _TRAIN = "train"
 
 class Flow:
     """``version``: the newest policy version, which the trainer works on. ``first_group``: the first group id; a phase
-    with another ``group_size`` must start above every earlier trajectory id. ``rollout=False``: rows come from
+    with another ``group_size`` must start above every earlier trajectory id. ``state``: of an earlier flow with the
+    same sizes, which this one continues; it has its own version and ids. ``rollout=False``: rows come from
     elsewhere (demonstrations), and nothing is placed on instances. ``lookahead``: an instance is given new work while
     it has fewer than ``slots * lookahead`` trajectories, so that its queue hides the round trip; a group's members all
     start, so that the last group may pass this by ``group_size - 1``.
@@ -50,6 +51,7 @@ class Flow:
         version: int = 0,
         first_group: int = 0,
         lookahead: float = 1.25,
+        state: FlowState | None = None,
     ) -> None:
         if min(batch_groups, group_size) < 1 or first_group < 0:
             raise ValueError(
@@ -60,6 +62,8 @@ class Flow:
         self.group_size = group_size
         self._rollout = rollout
         self._admission = Admission(policy, batch_groups=batch_groups)
+        if state is not None:
+            version, first_group = state.version, state.first_group
         self._versions = Versions(version)
         self._ledger = Ledger(group_size=group_size, columns=_ROW, consumers={_TRAIN: _ROW}, first_group=first_group)
         self._fleet = Fleet(lookahead=lookahead)
@@ -77,6 +81,14 @@ class Flow:
         self._dispatched = self._trained = self._in_flight = 0
         self._dropped: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
+        if state is not None:
+            self._restore(state)
+
+    def _restore(self, state: FlowState) -> None:
+        self._ledger.restore(state)
+        self._trained = state.trained
+        self._dropped.update(state.dropped)
+        self._dispatched = self._trained + self._ledger.buffered + sum(self._dropped.values())
 
     # ------------------------------------------------------------ where things stand
 
@@ -99,6 +111,21 @@ class Flow:
             in_flight=self._in_flight,
             dropped=dict(self._dropped),
             refused=dict(self._refused),
+        )
+
+    def state(self) -> FlowState:
+        """What a checkpoint keeps. ValueError while a batch is in training or its version not yet published."""
+        if self._lease is not None or self._batch_trained:
+            raise ValueError("a flow can be kept between batches only: after published(), before take_batch()")
+        stored = tuple(self._ledger.stored_groups())
+        complete = {group.group for group in stored}
+        return FlowState(
+            version=self._versions.newest,
+            next_group=self.next_group,
+            stored=stored,
+            unfinished=tuple(sorted({*self._ledger.open_groups(), *self._ledger.reserved} - complete)),
+            trained=self._trained,
+            dropped=dict(self._dropped),
         )
 
     @property

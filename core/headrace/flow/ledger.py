@@ -12,12 +12,14 @@ Invariant: each consumer is given each group once at a time, complete, and ackno
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
+from headrace.flow.records import FlowState, StoredGroup
 from headrace.flow.table import Table
 
 Written = Literal["stored", "duplicate", "late", "unknown"]
@@ -75,6 +77,7 @@ class Ledger:
                 "opened": (np.int64, ()),
                 "oldest": (np.int64, ()),
                 "left": (np.bool_, ()),
+                "reserved": (np.bool_, ()),
                 "written": (np.int64, (group_size,)),
                 "tokens": (np.int64, (group_size,)),
                 "nbytes": (np.int64, (group_size,)),
@@ -84,6 +87,8 @@ class Ledger:
             first=first_group,
         )
         self._first_group = first_group
+        self._reserved: deque[int] = deque()
+        """Groups to be opened before any new one, ascending."""
         self._leases: dict[int, Lease] = {}
         self._next_lease = 0
 
@@ -91,19 +96,26 @@ class Ledger:
 
     @property
     def next_group(self) -> int:
-        """The id the next :meth:`open` returns."""
+        """The id of the next group that was never opened before."""
         return self._groups.end
 
+    @property
+    def reserved(self) -> Collection[int]:
+        """Groups that will be opened before any new one."""
+        return self._reserved
+
     def open(self, version: int) -> int:
-        """A new group, whose rows are at best of ``version``; returns its id."""
-        group = self._groups.append()
+        """A group, whose rows are at best of ``version``; returns its id: :attr:`next_group`, unless an earlier run
+        left groups to be opened again."""
+        group = self._reserved.popleft() if self._reserved else self._groups.append()
         self._groups.set("opened", group, version)
         self._groups.set("oldest", group, _NO_VERSION)
+        self._groups.set("reserved", group, False)
         return group
 
     def is_open(self, group: int) -> bool:
         """Opened, and neither acknowledged by every consumer nor dropped."""
-        return group in self._groups and not self._groups.get("left", group)
+        return group in self._groups and not self._groups.get("left", group) and not self._groups.get("reserved", group)
 
     def open_groups(self) -> Iterator[int]:
         """Ascending. O(groups since the oldest open one)."""
@@ -142,6 +154,37 @@ class Ledger:
         states[:] = _DONE
         self._leave(group)
         return stored
+
+    # ------------------------------------------------------------ an earlier run
+
+    def stored_groups(self) -> Iterator[StoredGroup]:
+        """Open groups that are complete, ascending."""
+        for group in self.open_groups():
+            if self.is_complete(group):
+                yield StoredGroup(
+                    group=group,
+                    version=self.version(group),
+                    oldest=int(self._groups.get("oldest", group)),
+                    tokens=tuple(self.tokens(group)),
+                    nbytes=tuple(self._groups.get("nbytes", group).tolist()),
+                )
+
+    def restore(self, state: FlowState) -> None:
+        """Continue an earlier ledger, in an empty one that begins at ``state.first_group``."""
+        stored = {group.group: group for group in state.stored}
+        self._reserved.extend(sorted(state.unfinished))
+        while self._groups.end < state.next_group:
+            group = self._groups.append()
+            if group in stored:
+                self._restore_group(stored[group])
+            else:
+                self._groups.set("reserved" if group in self._reserved else "left", group, True)
+
+    def _restore_group(self, stored: StoredGroup) -> None:
+        self._groups.set("opened", stored.group, stored.version)
+        self._groups.set("oldest", stored.group, _NO_VERSION)
+        for row, tokens, nbytes in zip(self.rows(stored.group), stored.tokens, stored.nbytes, strict=True):
+            self.write(row, self._bits, nbytes=nbytes, tokens=tokens, version=stored.oldest)
 
     # ------------------------------------------------------------ rows
 

@@ -63,3 +63,38 @@ class Counts:
     refused: Mapping[str, int]
     """Writes that were turned away, by kind: ``duplicate``, ``late`` (the group was trained or dropped), ``unknown``
     (never dispatched by this flow). They are no trajectories of their own and stand outside the sum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredGroup:
+    """A group whose rows are all stored and not yet trained."""
+
+    group: int
+    version: int
+    """The version it started under."""
+    oldest: int
+    """The version of its oldest token."""
+    tokens: tuple[int, ...]
+    """Per row."""
+    nbytes: tuple[int, ...]
+    """Per row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowState:
+    """A flow between two batches, as a checkpoint keeps it. Tokens that were on their way are not in it: their groups
+    start anew, under the version that is newest then."""
+
+    version: int
+    next_group: int
+    stored: tuple[StoredGroup, ...]
+    unfinished: tuple[int, ...]
+    """Groups to start anew, ascending, before any new one."""
+    trained: int
+    """Trajectories, as in :class:`Counts`."""
+    dropped: Mapping[str, int]
+
+    @property
+    def first_group(self) -> int:
+        """The lowest id that is outstanding."""
+        return min([self.next_group, *self.unfinished, *(group.group for group in self.stored)])

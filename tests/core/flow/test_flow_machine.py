@@ -8,8 +8,8 @@ from wherever that ends, a driver that merely completes everything must always g
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,34 +19,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from headrace.contract import StalenessPolicy
 from headrace.errors import StalenessError
 from headrace.flow import BatchLease, Flow, Switch
-from headrace_staleness.multi_version import MultiVersion
-from headrace_staleness.synchronous import Synchronous
+from support.flow_model import POLICIES, Node, Trajectory
 
 LOOKAHEAD = 1.25
 NAMES = ("a", "b", "c")
 Pair = tuple[int, int]
 RANDOM = st.randoms(use_true_random=False)
-POLICIES: list[StalenessPolicy] = [
-    *(
-        MultiVersion(MultiVersion.Settings(max_staleness=bound, outstanding_batches=outstanding))
-        for bound, outstanding in [(2, None), (1, None), (2, 1.5), (3, 3), (3, 1), (0, None)]
-    ),
-    Synchronous(Synchronous.Settings()),
-]
-
-
-@dataclass
-class Trajectory:
-    version: int
-    state: str = "waiting"
-    """waiting (for its tokens) → generated → stored → trained; or dropped."""
-
-
-@dataclass
-class Node:
-    slots: int
-    live_versions: int
-    versions: set[int]
 
 
 class FlowMachine(RuleBasedStateMachine):
@@ -58,9 +36,8 @@ class FlowMachine(RuleBasedStateMachine):
         past=st.tuples(st.integers(0, 2**32), st.sampled_from([200, 50, 0])),
     )
     def begin(self, policy: StalenessPolicy, sizes: Pair, first: Pair, live_versions: list[int], past: Pair) -> None:
-        self.policy, (self.batch, self.group), (first_group, self.version) = policy, sizes, first
-        ids = {"batch_groups": self.batch, "group_size": self.group, "first_group": first_group}
-        self.flow = Flow(policy=policy, version=self.version, lookahead=LOOKAHEAD, **ids)
+        self.policy, (self.batch, self.group), (self.first, self.version) = policy, sizes, first
+        self.flow = self.new_flow(first_group=self.first, version=self.version)
         self.rows: dict[int, Trajectory] = {}
         self.nodes: dict[str, Node] = {}
         self.dropped: Counter[str] = Counter()
@@ -72,6 +49,10 @@ class FlowMachine(RuleBasedStateMachine):
         for places in live_versions:
             self.join(4, live_versions=places, hosts=True)
         self.a_while(seed=past[0], count=past[1])
+
+    def new_flow(self, **start: Any) -> Flow:
+        sizes = {"batch_groups": self.batch, "group_size": self.group}
+        return Flow(policy=self.policy, lookahead=LOOKAHEAD, **sizes, **start)
 
     # ------------------------------------------------------------ the model
 
@@ -132,7 +113,8 @@ class FlowMachine(RuleBasedStateMachine):
         if (trajectory := self.pick(random, "stored", "trained", "dropped")) is not None:
             row = self.rows[trajectory]
             assert not self.flow.stored(trajectory, version=row.version, tokens=1, nbytes=10)
-            self.refused["duplicate" if row.state == "stored" else "late"] += 1
+            known = trajectory // self.group >= self.first
+            self.refused["duplicate" if row.state == "stored" else "late" if known else "unknown"] += 1
             assert self.flow.place_again(trajectory) is None
 
     @rule(random=RANDOM)
@@ -272,6 +254,24 @@ class FlowMachine(RuleBasedStateMachine):
         assert all(version > oldest for version in self.flow.view().in_flight)
 
     @rule()
+    def resume(self) -> None:
+        """Everything is gone but a state kept between batches: what was unfinished starts anew, first of all."""
+        if self.lease is not None or self.batch_trained:
+            with pytest.raises(ValueError, match="between batches"):
+                self.flow.state()
+            return
+        state = self.flow.state()
+        assert [group.group for group in state.stored] == sorted(self.groups(complete=True))
+        for trajectory in [t for group in self.groups(complete=False) for t in self.members(group)]:
+            assert trajectory // self.group in state.unfinished
+            del self.rows[trajectory]
+        self.flow, self.first = self.new_flow(state=state), state.first_group
+        for forgotten in (self.nodes, self.pins, self.refused):
+            forgotten.clear()
+        self.could_publish = False
+        assert self.flow.state() == state
+
+    @rule()
     def retire(self) -> None:
         for version in self.flow.retirable():
             self.flow.retired(version)
@@ -298,7 +298,7 @@ class FlowMachine(RuleBasedStateMachine):
         usual = [self.ticket, self.ticket, self.take, self.publish, self.retire, self.place_unplaced]
         drawn = [self.generate, self.store, self.store, self.store, self.switch, self.switch, self.unpin]
         rare = [self.try_again, self.store_again_or_late, self.pin]
-        trouble = [self.drop, self.leave, self.lose_a_version, self.give_back, self.come]
+        trouble = [self.drop, self.leave, self.lose_a_version, self.give_back, self.come, lambda _: self.resume()]
         for _ in range(count):
             event = random.choice([*usual, *usual, *drawn, *([] if calm else rare)])
             event() if event in usual else event(random)
