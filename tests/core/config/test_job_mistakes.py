@@ -52,6 +52,8 @@ WITHOUT_STEPS = ("steps = 10\n", "")
         ),
         ("largest = 9", "largest = 9\nworker = 2", "unknown key 'worker'", "rename it to workers"),
         ("learning_rate = 0.1", "learning_rate = 0.1\nbetas = [0.9]", "betas[1] is missing", ""),
+        ("[storage]", "[network]\nport = 1\n[storage]", "unknown key 'port'", "known here: host, transport"),
+        ("[storage]", '[network]\ntransport = "udp"\n[storage]', "transport should be 'ipc' or 'tcp'", ""),
         ('Relative"', 'Relative"\nclip = 0', "clip must be above 0, it is 0", ""),
     ],
 )
@@ -64,6 +66,28 @@ def test_a_mistake_is_named_with_its_place_and_its_fix(
     assert "\n  from: " in errors[0]
     assert "small.toml" in errors[0]
     assert fix in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("host", "message"),
+    [
+        ("192.0.2.1", "nodes cannot listen on host 192.0.2.1: Cannot assign requested address"),
+        ("localhost", "host 'localhost' is not an IP address"),
+        ("0.0.0.0", "host 0.0.0.0 means every address of this machine"),
+        ("::", "host :: means every address of this machine"),
+    ],
+)
+def test_a_host_that_nodes_cannot_serve_at_is_named_with_its_place(
+    errors_of: ErrorsOf, host: str, message: str
+) -> None:
+    (error,) = errors_of(("[storage]", f'[network]\ntransport = "tcp"\nhost = "{host}"\n[storage]'))
+    assert message in error
+    assert "[network] host" in error
+    assert 'such as "127.0.0.1"' in error
+
+
+def test_tcp_on_this_machine_s_own_address_is_sound(errors_of: ErrorsOf) -> None:
+    assert errors_of(("[storage]", '[network]\ntransport = "tcp"\n[storage]')) == []
 
 
 def test_every_mistake_of_a_phase_is_found_where_it_was_written(errors_of: ErrorsOf) -> None:
@@ -213,6 +237,7 @@ def test_an_interpreter_is_asked_for_the_plugin(errors_of: ErrorsOf, tmp_path: P
     [
         ("[storage]", "[evaluation]\nprompts = 9\n[storage]", "prompts is ignored: evaluation.every is 0"),
         ("[storage]", "[checkpoint]\nkeep = 9\n[storage]", "keep is ignored: checkpoint.every is 0"),
+        ("[storage]", '[network]\nhost = "127.0.0.1"\n[storage]', "host is ignored: ipc sockets have none"),
         (":Relative", ":Imitation", "rollout is ignored: no phase generates and evaluation is off"),
         (
             "[storage]",
