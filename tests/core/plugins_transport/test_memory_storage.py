@@ -3,7 +3,6 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Iterator
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -29,23 +28,6 @@ def batch(rows: list[int], **columns: Column) -> Batch:
 
 def ragged(*arrays: list[int]) -> Ragged:
     return Ragged.from_arrays([np.array(a, np.int32) for a in arrays])
-
-
-def test_rows_come_back_in_the_order_they_are_asked_for(storage: MemoryStorage) -> None:
-    assert storage.put(batch([5, 2, 9], tokens=ragged([1], [], [3, 4]), reward=np.array([0.5, 0.25, 1]))) == 12 + 24
-    got = storage.get([9, 5, 2], ["reward", "tokens"])
-    assert got.rows.tolist() == [9, 5, 2]
-    assert got.dense("reward").tolist() == [1, 0.5, 0.25]
-    assert [a.tolist() for a in got.ragged("tokens")] == [[3, 4], [1], []]
-    assert got.ragged("tokens").values.dtype == np.int32
-    assert len(storage.get([], ["tokens", "reward"])) == 0
-
-
-def test_a_put_of_some_columns_keeps_the_others(storage: MemoryStorage) -> None:
-    storage.put(batch([1, 2], tokens=ragged([1, 2], [3]), reward=np.array([1.0, 2.0])))
-    storage.put(batch([2, 3], reward=np.array([5.0, 6.0])))
-    assert storage.get([1, 2, 3], ["reward"]).dense("reward").tolist() == [1, 5, 6]
-    assert [a.tolist() for a in storage.get([2, 1], ["tokens"]).ragged("tokens")] == [[3], [1, 2]]
 
 
 @pytest.mark.parametrize(
@@ -78,22 +60,6 @@ def test_what_is_put_and_what_is_got_can_be_changed_without_changing_what_is_sto
     assert again.dense("reward").tolist() == [1, 2]
 
 
-def test_dense_values_may_be_arrays_and_small_floats(storage: MemoryStorage) -> None:
-    wide = np.arange(12, dtype=np.float32).reshape(2, 3, 2)
-    storage.put(batch([1, 2], wide=wide, half=np.ones(2, ml_dtypes.bfloat16), flag=np.array([True, False])))
-    got = storage.get([2, 1], ["wide", "half", "flag"])
-    assert got.dense("wide").tolist() == wide[::-1].tolist()
-    assert got.dense("half").dtype == ml_dtypes.bfloat16
-    assert got.dense("flag").tolist() == [False, True]
-
-
-def test_ragged_rows_may_hold_vectors(storage: MemoryStorage) -> None:
-    values = np.arange(10, dtype=np.float32).reshape(5, 2)
-    storage.put(batch([1, 2], experts=Ragged(values, np.array([0, 2, 5]))))
-    assert storage.get([2], ["experts"]).ragged("experts").values.tolist() == values[2:].tolist()
-    assert storage.get([], ["experts"]).ragged("experts").values.shape == (0, 2)
-
-
 @pytest.mark.parametrize(
     ("column", "text"),
     [
@@ -119,17 +85,6 @@ def test_a_column_does_not_change_its_kind_and_the_refused_put_stores_nothing(
 def test_a_row_twice_in_one_put_is_a_contract_error(storage: MemoryStorage) -> None:
     with pytest.raises(ContractError, match="names a row twice"):
         storage.put(batch([1, 1], reward=np.zeros(2)))
-
-
-def test_deleting_frees_rows_and_ignores_unknown_ones(storage: MemoryStorage) -> None:
-    storage.put(batch([1, 2, 3], tokens=ragged([1], [2, 3], [4]), reward=np.zeros(3, np.float32)))
-    storage.delete([2, 77])
-    storage.delete([2])
-    assert (storage.stats().rows, storage.stats().nbytes) == (2, 8 + 8)
-    with pytest.raises(KeyError, match="row 2"):
-        storage.get([1, 2], ["reward"])
-    storage.delete([1, 3])
-    assert (storage.stats().rows, storage.stats().nbytes) == (0, 0)
 
 
 def test_one_row_left_of_a_large_put_pins_only_its_own_memory(storage: MemoryStorage) -> None:

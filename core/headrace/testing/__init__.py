@@ -1,0 +1,14 @@
+"""Fakes of every role, and the conformance suites that every plugin must pass (:mod:`headrace.testing.suites`).
+
+A fake is a plugin like any other: a job file names it ``headrace.testing:FakeStorage``. Fakes are deterministic, as
+slow and as faulty as their settings say, and need nothing but numpy. The suites need pytest, so they are a module of
+their own. Nothing else imports this room.
+"""
+
+from headrace.testing.environment import FakeEnvironment
+from headrace.testing.storage import FakeStorage
+
+__all__ = [
+    "FakeEnvironment",
+    "FakeStorage",
+]

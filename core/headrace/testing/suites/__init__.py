@@ -1,0 +1,20 @@
+"""One conformance suite per role: subclass it in a test file, override its fixtures, and every rule is a test.
+
+    from headrace.testing.suites import StorageContract
+
+    class TestMyStorage(StorageContract):
+        @pytest.fixture
+        def plugin(self) -> Storage:
+            return MyStorage(MyStorage.Settings())
+
+A rule about a capability that the plugin does not have is skipped, with the reason. A rule that fails says which one
+it is, and what was seen. Invariant: a suite knows nothing of a plugin but its contract.
+"""
+
+from headrace.testing.suites.environment import EnvironmentContract
+from headrace.testing.suites.storage import StorageContract
+
+__all__ = [
+    "EnvironmentContract",
+    "StorageContract",
+]
