@@ -7,7 +7,7 @@ Invariant: gradients and losses do not depend on how a step is split into micro-
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -83,6 +83,13 @@ class TorchTrainingEngine(TrainingEngine, Snapshots, ScratchModels):
     def capabilities(cls, settings: Any) -> TrainingCapabilities:
         """Snapshots and scratch models with any settings."""
         return TrainingCapabilities(snapshots=True, scratch=True, dtype=settings.dtype)
+
+    @classmethod
+    def check_model(cls, settings: Mapping[str, Any], *, origin: Callable[[str], str]) -> None:
+        """See :class:`ScratchModels` and :mod:`headrace_torch.scratch_settings`."""
+        from headrace_torch.scratch_settings import read
+
+        read(settings, origin=origin)
 
     @classmethod
     def create_model(cls, path: str, *, settings: Mapping[str, Any], seed: int) -> None:

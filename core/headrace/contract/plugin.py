@@ -8,6 +8,7 @@ constructing it may import an engine; engines are imported in ``start``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -28,3 +29,9 @@ class Plugin:
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
+
+    @classmethod
+    def preflight(cls, settings: Any, *, directory: str, origin: Callable[[str], str]) -> None:
+        """Raise a HeadraceError for what could not work once started: a file that is missing, a name that is unknown.
+        ``headrace check`` asks in its own interpreter, so it must be quick, import no engine and leave nothing behind.
+        ``directory``: the job file's. ``origin(key)``: where that setting was written, for errors."""

@@ -6,7 +6,7 @@ Methods block and are called from one thread, which is never the event loop's.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -138,6 +138,11 @@ class Snapshots(ABC):
 
 class ScratchModels(ABC):
     """Capability: create a randomly initialised model directory, tokenizer included."""
+
+    @classmethod  # noqa: B027  # optional: without it, create_model is the first to judge
+    def check_model(cls, settings: Mapping[str, Any], *, origin: Callable[[str], str]) -> None:
+        """Raise what :meth:`create_model` would raise for these settings, without importing the engine.
+        ``origin(key)``: where that setting was written, for errors."""
 
     @classmethod
     @abstractmethod

@@ -110,3 +110,11 @@ def test_a_setting_that_is_unknown_or_impossible_is_refused(
     assert caught.value.origin == "[model.scratch]"
     assert caught.value.fix
     assert not (tmp_path / "model").exists()
+    settings = {n: v for n, v in {**DEMO, **changes}.items() if v is not None}
+    with pytest.raises(ConfigError, match=message) as checked:
+        TorchTrainingEngine.check_model(settings, origin=lambda key: f"job.toml: {key}")
+    assert checked.value.origin == f"job.toml: {next(iter(changes))}"
+
+
+def test_sizes_that_can_work_pass_the_check() -> None:
+    TorchTrainingEngine.check_model({**DEMO, "kv_heads": 2}, origin=lambda key: key)
