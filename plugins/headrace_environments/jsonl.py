@@ -12,14 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from headrace.contract import Split, Task
 from headrace.errors import ConfigError
-from headrace_environments.text import TextEnvironment, render
+from headrace_environments.text import Origin, TextEnvironment, render
 
 CHECKED = 2000
 """At most so many tasks per split, evenly spaced, are tried against the vocabulary at start."""
@@ -44,8 +44,15 @@ class JsonlSettings:
         if not self.answer and self.reward == "exact":
             raise ValueError('reward = "exact" compares with an answer; give answer a template, or name a reward')
         for name, template in (("prompt", self.prompt), ("answer", self.answer)):
-            if template and not any(field is not None for _, field, _, _ in string.Formatter().parse(template)):
+            if template and not _has_field(template, name):
                 raise ValueError(f"{name} = {template!r} names no field; did you mean {{{template}}} in braces?")
+
+
+def _has_field(template: str, name: str) -> bool:
+    try:
+        return any(field is not None for _, field, _, _ in string.Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(f"{name} = {template!r} is not a template: {error}; write {{{{ for {{") from None
 
 
 class Jsonl(TextEnvironment):
@@ -53,13 +60,13 @@ class Jsonl(TextEnvironment):
 
     Settings = JsonlSettings
 
-    def load(self) -> None:
+    def read(self, directory: str, origin: Origin) -> None:
         settings: JsonlSettings = self.settings
-        tasks = self._read(settings.path)
+        tasks = self._read("path", directory, origin)
         self._tasks: dict[Split, list[Task]]
         if settings.evaluation_path:
-            held_out = self._read(settings.evaluation_path)
-            self._refuse_overlap(tasks, held_out)
+            held_out = self._read("evaluation_path", directory, origin)
+            _refuse_overlap(tasks, held_out, f"{origin('path')} and {origin('evaluation_path')}")
             self._tasks = {"train": tasks, "evaluation": held_out}
         else:
             sides = [_fraction(task.data["prompt"]) < settings.evaluation_share for task in tasks]
@@ -67,9 +74,11 @@ class Jsonl(TextEnvironment):
                 "train": [t for t, out in zip(tasks, sides, strict=True) if not out],
                 "evaluation": [t for t, out in zip(tasks, sides, strict=True) if out],
             }
-            self._refuse_empty_side(len(tasks))
+            self._refuse_empty_side(len(tasks), origin("path"))
+
+    def check(self) -> None:
         for chosen in self._tasks.values():
-            self.check_texts(chosen[:: -(-len(chosen) // CHECKED) or 1], origin=settings.path)
+            self.check_texts(chosen[:: -(-len(chosen) // CHECKED) or 1], origin=self.settings.path)
 
     def size(self, split: Split) -> int | None:
         return len(self._tasks[split])
@@ -80,54 +89,60 @@ class Jsonl(TextEnvironment):
             raise IndexError(f"task {index} of {len(tasks)} in split {split!r}")
         return tasks[index]
 
-    def _read(self, name: str) -> list[Task]:
-        path = Path(self.context.directory) / name
-        tasks = [self._task(record, f"{name}:{line}") for line, record in _records(path)]
+    def _read(self, key: str, directory: str, origin: Origin) -> list[Task]:
+        """The tasks of the file that setting ``key`` names."""
+        path = Path(directory) / getattr(self.settings, key)
+        places = {template: origin(template) for template in ("prompt", "answer")}
+        tasks = [self._task(record, f"{path}:{line}", places) for line, record in _records(path, origin(key))]
         if not tasks:
-            raise ConfigError(f"{path} has no records", origin=name, fix="write one JSON object per line")
+            raise ConfigError(f"{path} has no records", origin=origin(key), fix="write one JSON object per line")
         return tasks
 
-    def _task(self, record: dict[str, Any], origin: str) -> Task:
+    def _task(self, record: dict[str, Any], line: str, places: Mapping[str, str]) -> Task:
+        def rendered(template: str, setting: str) -> str:
+            return render(template, record, setting=setting, origin=f"{places[setting]}, at {line}")
+
         settings: JsonlSettings = self.settings
-        prompt = render(settings.prompt, record, setting="prompt", origin=origin)
-        answer = render(settings.answer, record, setting="answer", origin=origin) if settings.answer else None
+        prompt = rendered(settings.prompt, "prompt")
+        answer = rendered(settings.answer, "answer") if settings.answer else None
         digest = hashlib.blake2b(json.dumps([prompt, answer]).encode(), digest_size=8).hexdigest()
         return Task(id=digest, data={"prompt": prompt, "answer": answer, "record": record})
 
-    def _refuse_overlap(self, train: list[Task], held_out: list[Task]) -> None:
-        shared = {t.data["prompt"] for t in train} & {t.data["prompt"] for t in held_out}
-        if shared:
-            raise ConfigError(
-                f"{len(shared)} prompts are in both files, for example {min(shared)!r}: evaluation would be on "
-                "training data",
-                origin=f"{self.settings.path} and {self.settings.evaluation_path}",
-                fix="remove them from one of the files",
-            )
-
-    def _refuse_empty_side(self, records: int) -> None:
+    def _refuse_empty_side(self, records: int, origin: str) -> None:
         share = self.settings.evaluation_share
         empty = [split for split, tasks in self._tasks.items() if not tasks and (split == "train" or share > 0)]
         if empty:
             raise ConfigError(
                 f"with evaluation_share = {share}, {records} records leave none for {empty[0]}",
-                origin=self.settings.path,
+                origin=origin,
                 fix="add records, change evaluation_share (0: train on all), or give evaluation_path",
             )
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, record) for every line that is not blank."""
+def _refuse_overlap(train: list[Task], held_out: list[Task], origin: str) -> None:
+    shared = {t.data["prompt"] for t in train} & {t.data["prompt"] for t in held_out}
+    if shared:
+        raise ConfigError(
+            f"{len(shared)} prompts are in both files, for example {min(shared)!r}: evaluation would be on "
+            "training data",
+            origin=origin,
+            fix="remove them from one of the files",
+        )
+
+
+def _records(path: Path, origin: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, record) for every line that is not blank. ``origin``: where the path was written."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
         raise ConfigError(
             f"there is no data file {path}",
-            origin="[environment] path",
+            origin=origin,
             fix="a relative path starts at the job file's folder",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path} cannot be read: {error}", origin="[environment] path", fix="give a readable file in UTF-8"
+            f"{path} cannot be read: {error}", origin=origin, fix="give a readable file in UTF-8"
         ) from error
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -7,6 +7,8 @@ seed; so however few distinct prompts a family has, evaluation never meets one t
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import hashlib
 import os
 import time
@@ -18,7 +20,7 @@ from typing import Any, TypeAlias
 from headrace.contract import Episode, Score, Split, Task
 from headrace.errors import ConfigError, PluginError
 from headrace_environments.plain import from_plain, to_plain
-from headrace_environments.text import Scorer, TextEnvironment, finished, render
+from headrace_environments.text import Origin, Scorer, TextEnvironment, finished, render
 
 Dataset: TypeAlias = Any
 """A ``reasoning_gym`` dataset; the package has no types."""
@@ -33,6 +35,8 @@ ROUNDS = 64
 CHECK_SECONDS = 2.0
 """How long a start may spend on trying tasks against template and vocabulary."""
 
+RESERVED = frozenset({"seed", "size"})
+"""Fields of every family's configuration that a job leaves alone."""
 HASH_ORDERED = frozenset({"codeio", "isomorphic_strings", "polynomial_multiplication", "ransom_note", "word_ladder"})
 """Families of reasoning-gym 0.1.25 whose tasks follow the iteration order of Python sets, and so its hash seed."""
 
@@ -50,7 +54,7 @@ class ReasoningGymSettings:
     reward: str = "verifier"
 
     def __post_init__(self) -> None:
-        taken = sorted({"seed", "size"} & set(self.config))
+        taken = sorted(RESERVED & set(self.config))
         if taken:
             raise ValueError(f"config must not set {' or '.join(taken)}: tasks follow the job's seed, without end")
 
@@ -60,9 +64,13 @@ class ReasoningGym(TextEnvironment):
 
     Settings = ReasoningGymSettings
 
-    def load(self) -> None:
+    def read(self, directory: str, origin: Origin) -> None:
+        self._origin = origin
         self._dataset = lru_cache(maxsize=8)(self._create)
         self._judge = self._create(0, size=16)
+        render(self.settings.prompt, self._judge[0], setting="prompt", origin=origin("prompt"))
+
+    def check(self) -> None:
         deadline = time.monotonic() + CHECK_SECONDS
         self.check_texts(self._tasks_until(deadline), origin=f"reasoning_gym {self.settings.dataset}")
 
@@ -121,7 +129,7 @@ class ReasoningGym(TextEnvironment):
 
     def _create(self, seed: int, *, size: int = BLOCK * ATTEMPTS) -> Dataset:
         settings: ReasoningGymSettings = self.settings
-        origin = f"[environment] dataset = {settings.dataset!r}"
+        origin = self._origin("dataset")
         try:
             from reasoning_gym.factory import (  # type: ignore[import-untyped]  # it ships no types
                 DATASETS,
@@ -134,8 +142,10 @@ class ReasoningGym(TextEnvironment):
                 fix='pip install "headrace[environments]"',
             ) from error
         if settings.dataset not in DATASETS:
+            close = difflib.get_close_matches(settings.dataset, DATASETS, n=1)
             raise ConfigError(
-                f"reasoning-gym has no dataset {settings.dataset!r}",
+                f"reasoning-gym has no dataset {settings.dataset!r}"
+                + (f". Did you mean {close[0]!r}?" if close else ""),
                 origin=origin,
                 fix=f"choose one of: {', '.join(sorted(DATASETS))}",
             )
@@ -145,9 +155,14 @@ class ReasoningGym(TextEnvironment):
         except (AssertionError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"reasoning-gym refuses the settings: {error}",
-                origin=f"[environment] config = {dict(settings.config)}",
-                fix=f"see the fields of reasoning-gym's {settings.dataset} configuration",
+                origin=self._origin("config"),
+                fix=f"{settings.dataset} has {', '.join(_fields(DATASETS[settings.dataset][1]))}",
             ) from error
+
+
+def _fields(config: type[Any]) -> list[str]:
+    """What ``config`` may set for a dataset with this configuration."""
+    return [field.name for field in dataclasses.fields(config) if field.name not in RESERVED]
 
 
 def _require_hash_seed(dataset: str, origin: str) -> None:

@@ -35,13 +35,12 @@ Reward = Callable[[Mapping[str, Any]], Score]
 """Takes a value for each of :data:`PARAMETERS`."""
 
 
-def load_reward(use: str, *, directory: str) -> Reward:
+def load_reward(use: str, *, directory: str, origin: str) -> Reward:
     """The function that ``use`` names. ConfigError when there is none, or it cannot be called as a reward.
 
-    ``directory``: what ``./file.py`` is relative to."""
+    ``directory``: what ``./file.py`` is relative to. ``origin``: where ``use`` was written."""
     place, _, name = use.rpartition(":")
-    origin = f"[environment] reward = {use!r}"
-    module = _load_file(place, directory, origin) if place.endswith(".py") else _load_module(place, origin)
+    module = _load_file(place, directory, origin) if _is_file(place) else _load_module(place, origin)
     function = getattr(module, name, None)
     if function is None:
         names = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
@@ -111,10 +110,14 @@ def _number(value: Any) -> float:
     return float(value)
 
 
+def _is_file(place: str) -> bool:
+    return place.endswith(".py") or "/" in place
+
+
 def _load_module(name: str, origin: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except Exception as error:  # a user's module may raise anything at import; it is shown, with its cause
+    except (Exception, SystemExit) as error:  # a user's module may raise anything; it is shown, with its cause
         raise ConfigError(
             f"module {name!r} cannot be imported: {type(error).__name__}: {error}",
             origin=origin,
@@ -137,7 +140,7 @@ def _load_file(place: str, directory: str, origin: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up while the file runs
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # as in _load_module
+    except (Exception, SystemExit) as error:  # as in _load_module
         del sys.modules[name]
         raise ConfigError(
             f"{path} cannot be loaded: {type(error).__name__}: {error}", origin=origin, fix="run the file with python"

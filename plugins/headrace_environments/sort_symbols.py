@@ -48,7 +48,7 @@ class SortSymbols(TextEnvironment):
 
     Settings = SortSymbolsSettings
 
-    def load(self) -> None:
+    def check(self) -> None:
         whole = Task(id=SYMBOLS, data={"prompt": f"{SYMBOLS}=", "answer": SYMBOLS})
         self.check_texts([whole], origin="sort_symbols")
 

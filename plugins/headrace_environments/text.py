@@ -9,6 +9,7 @@ reward pays only for an answer that the policy itself ended.
 
 from __future__ import annotations
 
+import difflib
 import string
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -30,6 +31,7 @@ from headrace_environments.rewards import load_reward
 from headrace_environments.tokenizer import TextTokenizer
 
 Scorer: TypeAlias = Callable[[Task, Episode], Score]
+Origin: TypeAlias = Callable[[str], str]
 
 
 class TextEnvironment(Environment, Demonstrations):
@@ -40,15 +42,24 @@ class TextEnvironment(Environment, Demonstrations):
     context: EnvironmentContext
     _scorer: Scorer
 
+    @classmethod
+    def preflight(cls, settings: Any, *, directory: str, origin: Origin) -> None:
+        """The part of :meth:`start` that needs no model."""
+        cls(settings)._prepare(directory, origin)
+
     def start(self, context: EnvironmentContext) -> None:
         self.context = context
         self.tokenizer = TextTokenizer.load(context.model_path)
-        self._scorer = self._choose_reward(self.settings.reward)
-        self.load()
+        self._prepare(context.directory, lambda key: f"[environment] {key} = {getattr(self.settings, key)!r}")
+        self.check()
+
+    def read(self, directory: str, origin: Origin) -> None:
+        """Find and read the data that :meth:`task` needs. ConfigError when a setting or a file is wrong; paths are
+        relative to ``directory``, ``origin(key)`` is where a setting was written."""
 
     @abstractmethod
-    def load(self) -> None:
-        """Make :meth:`task` ready; called by :meth:`start`. ConfigError when a setting or file is wrong."""
+    def check(self) -> None:
+        """Called by :meth:`start`, last: ConfigError when the vocabulary cannot spell the tasks."""
 
     def built_in_rewards(self) -> Mapping[str, Scorer]:
         """Rewards that this environment knows by name."""
@@ -98,17 +109,23 @@ class TextEnvironment(Environment, Demonstrations):
             if task.data["answer"] is not None:
                 self.tokenizer.check([task.data["answer"]], origin=f"{origin}, task {task.id}")
 
-    def _choose_reward(self, use: str) -> Scorer:
-        built_in = self.built_in_rewards()
+    def _prepare(self, directory: str, origin: Origin) -> None:
+        self._scorer = self._choose_reward(directory, origin("reward"))
+        self.read(directory, origin)
+
+    def _choose_reward(self, directory: str, origin: str) -> Scorer:
+        built_in, use = self.built_in_rewards(), self.settings.reward
         if use in built_in:
             return built_in[use]
         if ":" not in use:
+            close = difflib.get_close_matches(use, built_in, n=1)
             raise ConfigError(
-                f"there is no reward {use!r} here; built in: {', '.join(sorted(built_in))}",
-                origin=f"[environment] reward = {use!r}",
+                f"there is no reward {use!r} here; built in: {', '.join(sorted(built_in))}"
+                + (f". Did you mean {close[0]!r}?" if close else ""),
+                origin=origin,
                 fix='name a built-in reward, or your own: reward = "./file.py:function"',
             )
-        reward = load_reward(use, directory=self.context.directory)
+        reward = load_reward(use, directory=directory, origin=origin)
 
         def scorer(task: Task, episode: Episode) -> Score:
             return reward(

@@ -37,7 +37,7 @@ def test_an_examples_environment_fits_its_model(name: str, tmp_path: Path) -> No
 def test_the_ten_line_reward_is_that_and_pays_for_falling_symbols() -> None:
     lines = (EXAMPLES / "rewards" / "ten_lines.py").read_text().splitlines()
     assert sum(bool(line.strip()) for line in lines) <= 10
-    reward = load_reward("./ten_lines.py:reward", directory=str(EXAMPLES / "rewards"))
+    reward = load_reward("./ten_lines.py:reward", directory=str(EXAMPLES / "rewards"), origin="")
     values = {"prompt": "q7bk=", "record": {}, "finish_reason": "stop"}
     paid = {answer: reward({**values, "answer": answer}).reward for answer in ("qkb7", "zyxw", "7bkq", "qkz", "", "q<")}
     assert paid == {"qkb7": 1, "zyxw": 1, "7bkq": 0, "qkz": pytest.approx(1 / 3), "": 0, "q<": 0}

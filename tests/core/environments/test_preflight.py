@@ -1,0 +1,102 @@
+"""What a start would refuse is refused before it, without a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.contract import Environment
+from headrace.errors import ConfigError
+from headrace_environments.jsonl import Jsonl
+from headrace_environments.reasoning_gym import ReasoningGym
+from headrace_environments.sort_symbols import SortSymbols
+
+WORDS = '{"word": "ab", "back": "ba"}\n'
+
+
+def preflight(cls: type[Environment], directory: Path, **settings: Any) -> None:
+    cls.preflight(
+        cls.Settings(**settings), directory=str(directory), origin=lambda key: f"job.toml:7  [environment] {key}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cls", "settings"),
+    [
+        (SortSymbols, {}),
+        (ReasoningGym, {"dataset": "chain_sum"}),
+        (Jsonl, {"path": "words.jsonl", "prompt": "{word}", "answer": "{back}", "evaluation_share": 0.0}),
+    ],
+)
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        ("./absent.py:reward", "there is no reward file"),
+        ("./mine.py:reword", "has no function 'reword'; it defines: reward. Did you mean 'reward'"),
+        ("./broken.py:reward", "cannot be loaded: SyntaxError"),
+        ("./leaves.py:reward", "cannot be loaded: SystemExit"),
+        ("./words.jsonl:reward", "is not a Python file"),
+        ("exakt", "there is no reward 'exakt' here; built in: exact.*Did you mean 'exact'"),
+    ],
+)
+def test_a_reward_that_cannot_be_used_is_refused_where_it_is_named(
+    tmp_path: Path, cls: type[Environment], settings: dict[str, Any], reward: str, message: str
+) -> None:
+    (tmp_path / "words.jsonl").write_text(WORDS)
+    (tmp_path / "mine.py").write_text("def reward(answer):\n    return 1\n")
+    (tmp_path / "broken.py").write_text("def reward(answer) return\n")
+    (tmp_path / "leaves.py").write_text("raise SystemExit(3)\n")
+    preflight(cls, tmp_path, **settings, reward="./mine.py:reward")
+    with pytest.raises(ConfigError, match=message) as caught:
+        preflight(cls, tmp_path, **settings, reward=reward)
+    assert caught.value.origin == "job.toml:7  [environment] reward"
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("content", "settings", "message", "place"),
+    [
+        (None, {}, "there is no data file", "] path"),
+        ("", {}, "has no records", "] path"),
+        ('{"word": "a", "back": "b"}\n{"word"', {}, "not a record", "words.jsonl:2"),
+        ("[1]", {}, "a record must be a JSON object", "words.jsonl:1"),
+        (WORDS, {"prompt": "{wrd}"}, r"needs 'wrd', which this record lacks; it has word, back", "] prompt, at"),
+        (WORDS, {"answer": "{bak}"}, "needs 'bak'", "] answer, at"),
+        (WORDS, {"evaluation_path": "words.jsonl"}, "are in both files", "] path and job.toml"),
+        (WORDS, {"evaluation_share": 0.5}, "1 records leave none for", "] path"),
+    ],
+)
+def test_a_data_set_that_cannot_be_used_is_refused(
+    tmp_path: Path, content: str | None, settings: dict[str, Any], message: str, place: str
+) -> None:
+    if content is not None:
+        (tmp_path / "words.jsonl").write_text(content)
+    with pytest.raises(ConfigError, match=message) as caught:
+        preflight(Jsonl, tmp_path, **{"path": "words.jsonl", "prompt": "{word}", "answer": "{back}", **settings})
+    assert place in caught.value.origin
+    assert caught.value.fix
+
+
+def test_a_template_that_is_none_is_refused_by_its_name() -> None:
+    with pytest.raises(ValueError, match=r"prompt = '\{word' is not a template"):
+        Jsonl.Settings(path="words.jsonl", prompt="{word")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message", "place", "fix"),
+    [
+        ({"dataset": "chain_sums"}, "no dataset 'chain_sums'. Did you mean 'chain_sum'", "dataset", "chain_sum, "),
+        ({"config": {"min_term": 9}}, "unexpected keyword argument 'min_term'", "config", "chain_sum has min_terms,"),
+        ({"config": {"min_terms": 9}}, "refuses the settings: max_terms must be", "config", "max_terms"),
+        ({"prompt": "{metadata[sum]}"}, "needs 'sum', which this record lacks", "prompt", "write {field}"),
+    ],
+)
+def test_a_generated_data_set_that_cannot_be_is_refused(
+    tmp_path: Path, settings: dict[str, Any], message: str, place: str, fix: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        preflight(ReasoningGym, tmp_path, **{"dataset": "chain_sum", **settings})
+    assert caught.value.origin == f"job.toml:7  [environment] {place}"
+    assert fix in caught.value.fix
