@@ -52,7 +52,7 @@ def audit_run(path: str | Path) -> AuditResult:
     if not events.is_file():
         raise RunError(
             f"no event log at {events}",
-            origin=f"audit {path}",
+            origin=str(path),
             fix="name the directory of a run; `headrace run` prints it at the start and at the end",
         )
     reader = read_events(events)
@@ -60,7 +60,12 @@ def audit_run(path: str | Path) -> AuditResult:
     for event in reader:
         auditor.see(event)
     if not auditor.events:
-        raise RunError(f"the event log {events} holds no event", fix="the run ended before it began: read its logs")
+        cut = " but half a line" if reader.cut_short else ""
+        raise RunError(
+            f"the event log {events} holds no event{cut}",
+            origin=str(path),
+            fix="the run ended before it began: read its logs",
+        )
     return auditor.result(cut_short=reader.cut_short)
 
 

@@ -33,9 +33,16 @@ class AuditResult:
         return not self.violated
 
     @property
+    def finished(self) -> bool:
+        """Whether the log is whole, so that the verdict is about a run and not about its beginning."""
+        return self.summary["status"] is not None and not self.summary["cut_short"]
+
+    @property
     def verdict(self) -> str:
         """One line."""
         events, held = self.summary["events"], f"{len(RULES)} rules over {self.summary['events']:,} events"
+        if self.ok and not self.finished:
+            return f"PASS so far: {held}, {self.summary['trained']:,} trajectories trained, log unfinished"
         if self.ok:
             return f"PASS: {held}, {self.summary['trained']:,} trajectories trained, none lost"
         count = sum(self.violated.values())
@@ -49,21 +56,24 @@ def format_audit(result: AuditResult, *, title: str = "") -> str:
     """Plain text, 80 columns but for messages; ``title`` says what was audited."""
     summary = result.summary
     lines = [f"audit {title or summary['job']}", "", result.verdict]
-    lines += [f"      {note}" for note in _notes(summary)]
+    lines += [f"      {note}" for note in _notes(result)]
     lines += ["", *_books(summary), "", *_staleness(summary), "", *_rules(result)]
     if not result.ok:
         lines += ["", *_violations(result)]
     return "\n".join(lines)
 
 
-def _notes(summary: Mapping[str, Any]) -> Iterator[str]:
+def _notes(result: AuditResult) -> Iterator[str]:
     """What limits the verdict."""
+    summary = result.summary
+    if summary["cut_short"]:
+        yield f"line {summary['events'] + 1:,} is cut in the middle: its writer was killed, or is writing it now"
     if summary["status"] is None:
         yield "the log has no run_finished: the run is still going, or was killed"
+    if not result.finished:
+        yield f"covered: the {summary['events']:,} events of the first {summary['seconds']:,.1f} s"
     elif summary["status"] != "completed":
         yield f"the run {summary['status']}: what it had in flight and buffered was left behind"
-    if summary["cut_short"]:
-        yield "the last line is incomplete and was left out"
     if summary["unscored"]:
         yield f"{summary['unscored']:,} trajectories in the batches could not be scored and carried no weight"
     if summary["late_reports"]:

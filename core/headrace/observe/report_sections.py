@@ -35,6 +35,8 @@ def header(run_dir: Path, data: RunData, result: AuditResult) -> str:
     about = [run_dir.name, f"started {when}", ENDS[data.status] + (f": {data.reason}" if data.reason else ""), phases]
     tiles = "".join(f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in _tiles(data, result))
     mark, kind = ("✓ Audit passed", "good") if result.ok else ("✗ Audit failed", "bad")
+    if result.ok and not result.finished:
+        mark, kind = "✓ Audit passed so far", "unfinished"
     return (
         f'<h1>{escape(data.job_name)}</h1>\n<p class="muted">{escape(" · ".join(filter(None, about)))}</p>\n'
         f'<p class="verdict {kind}">{mark}: {escape(result.verdict.split(": ", 1)[1])}</p>\n'

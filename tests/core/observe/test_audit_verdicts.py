@@ -143,11 +143,37 @@ def test_a_killed_run_with_half_a_last_line_is_audited_up_to_there(run_dir: Path
     log.write_bytes(b"".join(lines[:900]) + lines[900][:20])
     result = audit_run(run_dir)
     assert result.ok, result.violations
+    assert not result.finished
     assert result.summary["events"] == 900
     assert result.summary["cut_short"]
     text = format_audit(result)
-    assert "the last line is incomplete" in text
+    assert result.verdict.startswith("PASS so far: 11 rules over 900 events")
+    assert "line 901 is cut in the middle" in text
     assert "still going, or was killed" in text
+    assert "covered: the 900 events of the first" in text
+    assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_a_log_without_its_end_passes_only_so_far(simulation: Any, tmp_path: Path) -> None:
+    result = audited(simulation.events[:-1], tmp_path)
+    assert result.ok
+    assert not result.finished
+    assert str(result).splitlines()[2].startswith("PASS so far: ")
+    assert "cut in the middle" not in str(result)
+
+
+def test_half_a_line_after_the_end_is_told_too(run_dir: Path) -> None:
+    with open(run_dir / "events.jsonl", "ab") as log:
+        log.write(b'{"seq": ')
+    result = audit_run(run_dir)
+    assert result.ok
+    assert not result.finished
+
+
+def test_an_unfinished_log_that_breaks_a_rule_fails(simulation: Any, tmp_path: Path) -> None:
+    events = copy.deepcopy(simulation.events[:-1])
+    events[index(events, "instance_version")]["digest"] = "beef"
+    assert audited(events, tmp_path).verdict.startswith("FAIL: 1 violation")
 
 
 def test_a_log_can_be_named_by_file_or_directory(run_dir: Path) -> None:
@@ -158,11 +184,15 @@ def test_a_directory_without_a_log_is_refused_with_a_fix(tmp_path: Path) -> None
     with pytest.raises(RunError, match="no event log at") as caught:
         audit_run(tmp_path)
     assert "directory of a run" in caught.value.fix
+    assert caught.value.origin == str(tmp_path)
 
 
 def test_an_empty_log_is_refused(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").touch()
-    with pytest.raises(RunError, match="holds no event"):
+    with pytest.raises(RunError, match=r"holds no event\n"):
+        audit_run(tmp_path)
+    (tmp_path / "events.jsonl").write_bytes(b'{"seq": 0')
+    with pytest.raises(RunError, match="holds no event but half a line"):
         audit_run(tmp_path)
 
 

@@ -127,6 +127,14 @@ def test_a_failed_audit_is_told_in_the_first_line(simulate: Any, tmp_path: Path,
     assert "with digest beef" in page
 
 
+def test_a_log_without_its_end_is_not_shown_as_a_pass(simulate: Any, tmp_path: Path, no_plotly_js: None) -> None:
+    run = simulate(steps=2)
+    del run.events[-1]
+    page = write_report(run.write(tmp_path / "run")).read_text(encoding="utf-8")
+    assert "✓ Audit passed so far: 11 rules over" in page
+    assert "not finished" in page
+
+
 def test_what_a_run_says_cannot_become_markup(simulate: Any, tmp_path: Path, no_plotly_js: None) -> None:
     run = simulate(steps=2)
     evil = "</script><script>alert(1)</script>"
