@@ -10,10 +10,13 @@ import faulthandler
 import importlib
 import math
 import os
+import re
 import socket
 import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
+from types import TracebackType
 from typing import Any
 
 from headrace.contract import Environment, Episode, Score, Task
@@ -30,6 +33,12 @@ from headrace.services.scoring_messages import (
     received,
 )
 from headrace.wire import decode
+
+LOGGED_CHARACTERS = 4 * DETAIL_CHARACTERS
+"""Of a traceback in the log; its end is kept."""
+
+_PACKAGES = re.compile(r"headrace(_\w+)?\.")
+"""Headrace's modules; a file beside a job is a module without a package."""
 
 
 def score_until_closed(socket_fd: int) -> int:
@@ -95,7 +104,10 @@ def _number(value: object, name: str) -> float:
 
 
 def _raised(error: BaseException) -> Raised:
-    detail = "".join(traceback.format_exception(error))[-DETAIL_CHARACTERS:]
+    """What the pool is told; the log gets the whole traceback."""
+    with suppress(Exception):  # foreign code may have closed standard error
+        print("".join(traceback.format_exception(error))[-LOGGED_CHARACTERS:], file=sys.stderr)
+    detail = "".join(traceback.format_exception(type(error), error, _foreign(error)))[-DETAIL_CHARACTERS:]
     known = error if isinstance(error, HeadraceError) else HeadraceError(_text(error))
     return Raised(
         error=type(error).__name__,
@@ -104,6 +116,15 @@ def _raised(error: BaseException) -> Raised:
         fix=known.fix[:DETAIL_CHARACTERS],
         detail=detail,
     )
+
+
+def _foreign(error: BaseException) -> TracebackType | None:
+    """The traceback from the first frame of the user's own code: what called it helps nobody to correct it. The whole
+    of it where no frame is the user's, nothing of it where Headrace itself refuses what the user's code returned."""
+    frames = error.__traceback__
+    while frames is not None and _PACKAGES.match(frames.tb_frame.f_globals.get("__name__", "")):
+        frames = frames.tb_next
+    return frames if frames is not None or isinstance(error, HeadraceError) else error.__traceback__
 
 
 def _text(error: BaseException) -> str:

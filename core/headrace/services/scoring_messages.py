@@ -63,7 +63,7 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     origin: str = ""
     fix: str = ""
     detail: str = ""
-    """The traceback's end."""
+    """The end of the traceback, from the first frame that is not Headrace's."""
 
 
 Reply = Ready | Scored | Raised

@@ -72,6 +72,24 @@ async def test_a_failure_says_what_happened_and_last_words_reach_the_log(
     assert "Fatal Python error: Segmentation fault" in (tmp_path / "scoring.log").read_text()
 
 
+async def test_a_failure_shows_the_users_frames_and_the_log_has_all(
+    pool: Pool, task: MakeTask, episode: Episode, tmp_path: Path
+) -> None:
+    scoring = pool(log_path=str(tmp_path / "scoring.log"))
+    await scoring.start()
+    with pytest.raises(ScoringFailure) as raised:
+        await scoring.score(task("{}['key']"), episode)
+    assert "scorer.py" not in raised.value.detail
+    assert raised.value.detail.count("  File ") == 2, "the environment's score, and the code that it runs"
+    with pytest.raises(ScoringFailure) as refused:
+        await scoring.score(task("result = None"), episode)
+    assert refused.value.detail.startswith("headrace.errors.ContractError: score() returned NoneType")
+    await scoring.close()
+    log = (tmp_path / "scoring.log").read_text()
+    assert log.count("scorer.py") >= 2
+    assert "KeyError: 'key'" in log
+
+
 @in_module_loop
 @pytest.mark.parametrize(
     ("code", "outcome"),
