@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.text import Text
 
 from headrace.hooks import Observer, hookimpl
-from headrace_observers.display import accuracy, clock, closing, panel, phase_line, step_line
+from headrace_observers.display import accuracy, clock, closing, model_line, panel, phase_line, step_line
 from headrace_observers.progress import Progress
 
 REFRESH_PER_SECOND = 4
@@ -71,8 +71,14 @@ class Console(Observer):
             return
         with self._screen.lock:
             self._progress.event(event)
-        if event["kind"] == "phase_started":
+        if event["kind"] == "run_started":
+            self._screen.progress(model_line(self._progress))
+        elif event["kind"] == "node_started":
+            self._screen.progress(f"starting {event['node']}")
+        elif event["kind"] == "phase_started":
             self._alarmed = False
+            if self._progress.phase is not None and self._progress.phase.number == 1:
+                self._screen.progress(f"every node serves after {self._elapsed():.1f} s")
             self._screen.progress(phase_line(self._progress))
         elif event["kind"] == "evaluation_finished":
             newest = next(e for e in self._progress.evaluations if e.version == event["version"])

@@ -97,7 +97,7 @@ def panel(progress: Progress, *, elapsed: float, ascii_only: bool) -> Panel:
 def _head(progress: Progress) -> RenderableType:
     phase = progress.phase
     if phase is None:
-        return Text(f"starting: {len(progress.nodes)} processes up", style="italic")
+        return Text(f"{model_line(progress)}\nstarting {', '.join(progress.nodes)}", style="italic")
     row = Table.grid(padding=(0, 2), expand=True)
     row.add_column(no_wrap=True)
     row.add_column(no_wrap=True)
@@ -160,6 +160,11 @@ def step_line(progress: Progress) -> str:
         parts.append(f"idle {progress.idle_share:.0%}")
     parts.append(groups(progress).replace(" · ", ", "))
     return "  ".join(parts)
+
+
+def model_line(progress: Progress) -> str:
+    """Where the model comes from."""
+    return f"model {progress.model}" if progress.model else "model made from [model.scratch]"
 
 
 def phase_line(progress: Progress) -> str:

@@ -40,6 +40,8 @@ class Progress:
 
     def __init__(self, job: Mapping[str, Any]) -> None:
         self.job_name = str(job.get("job", {}).get("name", ""))
+        self.model: str | None = job.get("model", {}).get("path")
+        """Folder of the model that the run starts from; None: a fresh one."""
         self.phases = len(job.get("phase", ())) or 1
         self.phase: Phase | None = None
         self.step = 0
@@ -53,7 +55,8 @@ class Progress:
         self.evaluating: set[int] = set()
         self.live: set[int] = set()
         """Versions published and not retired."""
-        self.nodes: set[str] = set()
+        self.nodes: dict[str, None] = {}
+        """Those that were started and are not gone, in order."""
         self.buffered: set[int] = set()
         """Whole groups that wait for a batch."""
         self.dropped: Counter[str] = Counter()
@@ -69,8 +72,8 @@ class Progress:
         self._batches: deque[tuple[float, float]] = deque(maxlen=RECENT_BATCHES)
         self._handlers = {
             "phase_started": self._phase_started,
-            "node_started": lambda e: self.nodes.add(e["node"]),
-            "node_stopped": lambda e: self.nodes.discard(e["node"]),
+            "node_started": lambda e: self.nodes.setdefault(e["node"]),
+            "node_stopped": lambda e: self.nodes.pop(e["node"], None),
             "version_published": self._published,
             "version_retired": lambda e: self.live.discard(e["version"]),
             "group_dispatched": self._dispatched,

@@ -66,6 +66,26 @@ def test_without_a_terminal_there_are_plain_lines_and_no_control_characters(
     assert re.search(r"version \d+: held-out \d+% sampled, \d+% greedy", text)
 
 
+def test_the_start_says_what_is_being_started_and_when_all_of_it_serves(
+    capsys: pytest.CaptureFixture[str], simulation: Any
+) -> None:
+    play(simulation, managed())
+    lines = [line.partition("] ")[2] for line in capsys.readouterr().out.splitlines()]
+    model = lines.index("model made from [model.scratch]")
+    started = [e["node"] for e in simulation.events if e["kind"] == "node_started"]
+    assert lines[model + 1 : model + 1 + len(started)] == [f"starting {node}" for node in started]
+    served = [i for i, line in enumerate(lines) if re.fullmatch(r"every node serves after [\d.]+ s", line)]
+    assert len(served) == 1
+    assert lines[served[0] + 1].startswith("phase warm-up")
+
+
+def test_an_existing_model_is_named_at_the_start(capsys: pytest.CaptureFixture[str], simulation: Any) -> None:
+    manager = managed()
+    manager.run_opened("runs/a", {**JOB, "model": {"path": "/models/small"}})
+    manager.event(simulation.events[0])
+    assert "] model /models/small\n" in capsys.readouterr().out
+
+
 def test_without_a_terminal_lines_are_rationed_but_a_phases_last_batch_is_always_told(
     capsys: pytest.CaptureFixture[str], simulation: Any
 ) -> None:
