@@ -17,8 +17,6 @@ pytest_plugins = ["pytester"]
 
 BROKEN = Path(__file__).parent / "broken"
 SUITES = sorted(path.stem for path in BROKEN.glob("*.py"))
-UNBROKEN: dict[str, set[str]] = {}
-"""Rules that no fake can break without breaking others, by suite."""
 
 
 def rules_of(suite: str) -> set[str]:
@@ -32,19 +30,13 @@ def rules_of(suite: str) -> set[str]:
 
 
 @pytest.mark.parametrize("suite", SUITES)
-def test_a_broken_fake_fails_the_rule_that_it_breaks_and_no_other(suite: str, pytester: pytest.Pytester) -> None:
+def test_every_rule_has_a_broken_fake_that_fails_its_test_and_no_other(suite: str, pytester: pytest.Pytester) -> None:
     run = pytester.inline_run(str(BROKEN / f"{suite}.py"), "-p", "no:randomly", "-p", "no:cacheprovider")
-    failures = failures_of(run)
-    expected = breaks_of(run)
+    failures, expected = failures_of(run), breaks_of(run)
     assert {name: sorted(found) for name, found in failures.items()} == {n: [r] for n, r in expected.items()}
+    assert sorted(rules_of(suite)) == sorted(expected.values())
     unsaid = {name: found for name, rules in failures.items() for found in rules.values() if "rule: " not in found}
     assert unsaid == {}, "a failure that does not state its rule"
-
-
-@pytest.mark.parametrize("suite", SUITES)
-def test_every_rule_has_a_fake_that_breaks_it(suite: str, pytester: pytest.Pytester) -> None:
-    run = pytester.inline_run(str(BROKEN / f"{suite}.py"), "--collect-only", "-p", "no:randomly")
-    assert sorted(rules_of(suite) - UNBROKEN.get(suite, set())) == sorted(breaks_of(run).values())
 
 
 def failures_of(run: Any) -> dict[str, dict[str, str]]:

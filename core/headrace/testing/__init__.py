@@ -5,10 +5,18 @@ slow and as faulty as their settings say, and need nothing but numpy. The suites
 their own. Nothing else imports this room.
 """
 
+from headrace.testing.algorithm import FakeAlgorithm
 from headrace.testing.environment import FakeEnvironment
+from headrace.testing.inference import FakeInferenceEngine
+from headrace.testing.pertoken import PerToken
 from headrace.testing.storage import FakeStorage
+from headrace.testing.training import FakeTrainingEngine
 
 __all__ = [
+    "FakeAlgorithm",
     "FakeEnvironment",
+    "FakeInferenceEngine",
     "FakeStorage",
+    "FakeTrainingEngine",
+    "PerToken",
 ]

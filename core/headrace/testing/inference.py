@@ -1,0 +1,249 @@
+"""An inference engine that serves bigram models: true log-probs, several live versions, no tensor library.
+
+Invariant: the token at ``t`` is a function of the version's weights, the token before it, the seed and ``t``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+
+from headrace.contract import (
+    Array,
+    EngineHealth,
+    FinishReason,
+    GenerationOutput,
+    GenerationRequest,
+    InferenceCapabilities,
+    InferenceContext,
+    InferenceEngine,
+    MultiVersion,
+    VersionSpan,
+    WeightManifest,
+    WeightUpdate,
+)
+from headrace.errors import EngineError
+from headrace.testing.bigram import Bigram, draw, load_bigram
+from headrace.testing.trouble import FakeSettings, Trouble
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeInferenceSettings(FakeSettings):
+    """A piece of work is a decode step: one token for every request in a slot."""
+
+    slots: int = 8
+    live_versions: int = 4
+
+    def __post_init__(self) -> None:
+        FakeSettings.__post_init__(self)
+        if self.slots < 1 or self.live_versions < 1:
+            raise ValueError(f"slots and live_versions must be at least 1, got {self.slots} and {self.live_versions}")
+
+
+@dataclass(slots=True)
+class Running:
+    """A request with what it has so far; ``told``: tokens that were in an output."""
+
+    request: GenerationRequest
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    told: int = 0
+
+
+class FakeInferenceEngine(InferenceEngine, MultiVersion):
+    """Requests are admitted and decoded in the order of their submission."""
+
+    Settings = FakeInferenceSettings
+
+    def __init__(self, settings: FakeInferenceSettings) -> None:
+        super().__init__(settings)
+        self._options = settings
+        self._trouble = Trouble(settings, error=EngineError)
+        self._models: dict[int, Bigram] = {}
+        self._digests: dict[int, str] = {}
+        self._updates: dict[int, FakeWeightUpdate] = {}
+        self._open: dict[str, Running] = {}
+        self._outputs: asyncio.Queue[list[GenerationOutput] | None] = asyncio.Queue()
+        self._work = asyncio.Event()
+        self._decoding: asyncio.Task[None] | None = None
+        self._failure: EngineError | None = None
+        self._generated = 0
+
+    @classmethod
+    def capabilities(cls, settings: FakeInferenceSettings) -> InferenceCapabilities:
+        return InferenceCapabilities(slots=settings.slots, live_versions=settings.live_versions, deterministic=True)
+
+    async def start(self, context: InferenceContext) -> None:
+        self._models[context.version] = load_bigram(context.model_path)
+        self._decoding = asyncio.create_task(self._decode())
+
+    async def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        for request in requests:
+            self._check(request)
+        self._open |= {request.request_id: Running(request) for request in requests}
+        self._work.set()
+
+    async def outputs(self) -> AsyncIterator[list[GenerationOutput]]:
+        while (outputs := await self._outputs.get()) is not None:
+            yield outputs
+        self._outputs.put_nowait(None)
+        if self._failure is not None:
+            raise self._failure
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        ended = [self._open.pop(name) for name in request_ids if name in self._open]
+        if ended:
+            self._outputs.put_nowait([self._output(running, "aborted") for running in ended])
+
+    async def begin_update(self, manifest: WeightManifest) -> WeightUpdate:
+        update = FakeWeightUpdate(self, manifest, live=manifest.version in self._models)
+        self._updates[manifest.version] = update
+        return update
+
+    async def retire(self, version: int) -> None:
+        self._models.pop(version, None)
+        self._digests.pop(version, None)
+
+    async def health(self) -> EngineHealth:
+        running = min(len(self._open), self._options.slots)
+        return EngineHealth(
+            versions=tuple(sorted(self._models)),
+            running=running,
+            waiting=len(self._open) - running,
+            kv_used=running / self._options.slots,
+            generated_tokens=self._generated,
+            digests=dict(self._digests),
+        )
+
+    async def close(self) -> None:
+        if self._decoding is not None:
+            self._decoding.cancel()
+            self._decoding = None
+        self._open.clear()
+        self._outputs.put_nowait(None)
+
+    # ------------------------------------------------------------ decoding
+
+    def _check(self, request: GenerationRequest) -> None:
+        if self._decoding is None or request.version not in self._models:
+            raise EngineError(
+                f"request {request.request_id!r} asks for version {request.version}; live are {sorted(self._models)}",
+                fix="commit that version first",
+            )
+        room = self._models[request.version].max_length - len(request.prompt)
+        if room < 1:
+            raise EngineError(
+                f"the prompt of request {request.request_id!r} has {len(request.prompt)} tokens, which leaves no room",
+                fix="shorten it",
+            )
+
+    async def _decode(self) -> None:
+        try:
+            while True:
+                await self._work.wait()
+                await self._trouble.work_async("a decode step")
+                self._step()
+        except EngineError as failure:
+            self._failure = failure
+            self._outputs.put_nowait(None)
+
+    def _step(self) -> None:
+        outputs: list[GenerationOutput] = []
+        for place, running in enumerate(list(islice(self._open.values(), self._options.slots))):
+            reason = self._advance(running, place)
+            if reason is not None:
+                del self._open[running.request.request_id]
+            if reason is not None or running.request.stream:
+                outputs.append(self._output(running, reason))
+        if outputs:
+            self._outputs.put_nowait(outputs)
+        if not self._open:
+            self._work.clear()
+
+    def _advance(self, running: Running, place: int) -> FinishReason | None:
+        """One more token; ``place``: the request's slot, on which nothing may depend."""
+        request, sampling = running.request, running.request.sampling
+        previous = running.tokens[-1] if running.tokens else int(request.prompt[-1])
+        model = self._models[request.version]
+        logprobs = model.logprobs(np.array([previous]), temperature=sampling.temperature)[0]
+        token = int(logprobs.argmax()) if sampling.greedy else self._draw(logprobs, running, place)
+        running.tokens.append(token)
+        running.logprobs.append(self._logprob(model, previous, token, sampling.temperature))
+        self._generated += 1
+        if token in sampling.stop_token_ids:
+            return "stop"
+        room = min(sampling.max_new_tokens, model.max_length - len(request.prompt))
+        return "length" if len(running.tokens) >= room else None
+
+    def _draw(self, logprobs: Array, running: Running, place: int) -> int:
+        return draw(logprobs, seed=running.request.sampling.seed, position=len(running.tokens))
+
+    def _logprob(self, model: Bigram, previous: int, token: int, temperature: float) -> float:
+        return float(model.logprobs(np.array([previous]), temperature=temperature)[0, token])
+
+    def _output(self, running: Running, reason: FinishReason | None) -> GenerationOutput:
+        start, running.told = running.told, len(running.tokens)
+        span = VersionSpan(version=running.request.version, start=start, stop=running.told)
+        return GenerationOutput(
+            request_id=running.request.request_id,
+            token_ids=np.array(running.tokens[start:], dtype=np.int32),
+            logprobs=np.array(running.logprobs[start:], dtype=np.float32),
+            spans=(span,) if running.told > start else (),
+            finish_reason=reason,
+        )
+
+    # ------------------------------------------------------------ updates
+
+    def _commit(self, update: FakeWeightUpdate) -> None:
+        version = update.manifest.version
+        if self._updates.get(version) is not update:
+            raise EngineError(f"the update to version {version} was aborted or replaced", fix="begin it again")
+        base = next(iter(self._models.values()))
+        wrong = self._problems(update, base)
+        if wrong:
+            raise EngineError(f"version {version} is incomplete: {'; '.join(wrong)}", fix="apply these tensors again")
+        if self._options.live_versions == 1:
+            self._models.clear()
+            self._digests.clear()
+        elif len(self._models) >= self._options.live_versions:
+            raise EngineError(f"version {version} would exceed live_versions", fix="retire a version first")
+        self._models[version] = base.with_tensors(update.staged)
+        self._digests[version] = update.manifest.digest
+        del self._updates[version]
+
+    def _problems(self, update: FakeWeightUpdate, base: Bigram) -> list[str]:
+        """Tensors of the manifest or of the model that are not there in their shape."""
+        shapes = {name: tensor.shape for name, tensor in base.tensors.items()}
+        shapes |= {info.name: info.shape for info in update.manifest.tensors}
+        return [
+            f"{name} of shape {shape} is missing"
+            for name, shape in shapes.items()
+            if name not in update.staged or update.staged[name].shape != shape
+        ]
+
+
+class FakeWeightUpdate(WeightUpdate):
+    """``live``: the version was live already, so that there is nothing to do."""
+
+    def __init__(self, engine: FakeInferenceEngine, manifest: WeightManifest, *, live: bool) -> None:
+        self.manifest = manifest
+        self.staged: dict[str, Array] = {}
+        self._engine = engine
+        self._done = live
+
+    async def apply(self, name: str, tensor: Array) -> None:
+        if not self._done:
+            self.staged[name] = np.array(tensor, dtype=np.float32)
+
+    async def commit(self) -> None:
+        if not self._done:
+            self._engine._commit(self)
+            self._done = True
+
+    async def abort(self) -> None:
+        if self._engine._updates.get(self.manifest.version) is self:
+            del self._engine._updates[self.manifest.version]

@@ -1,0 +1,16 @@
+"""Losses written with operators alone: any tensor library computes them, and :class:`~.pertoken.PerToken` too."""
+
+from __future__ import annotations
+
+from headrace.contract import LossInputs, LossOutput
+
+
+def weighted_likelihood(inputs: LossInputs) -> LossOutput:
+    """Minus the sum of weighted log-probs; counts its tokens."""
+    numerator = -(inputs.weights * inputs.logprobs).sum()
+    return LossOutput(numerator=numerator, metrics={"loss/tokens": (len(inputs.logprobs), 1, "sum")})
+
+
+def not_finite(inputs: LossInputs) -> LossOutput:
+    """NaN, with a gradient of NaN."""
+    return LossOutput(numerator=(float("nan") * inputs.logprobs).sum())
