@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,6 +50,15 @@ class Sums(Environment, Demonstrations):
 @concrete
 class Riddles(Environment):
     """Has no demonstrations."""
+
+
+@concrete
+class Nervous(Environment):
+    """Raises where it should look whether it can start."""
+
+    @classmethod
+    def preflight(cls, settings: Any, *, directory: str, origin: Callable[[str], str]) -> None:
+        raise KeyError("tokenizer")
 
 
 @concrete

@@ -1,7 +1,8 @@
 """The ``headrace`` command: parses arguments, calls one function, turns errors into text and exit codes.
 
 Invariant: a mistake of the user's never shows a traceback. Exit codes: 0 done; 1 a run or an audit that failed;
-2 a job that cannot be run as written; 130 interrupted. Rooms are imported when their command is given, so that
+2 a job that cannot be run as written; 3 an audit that found nothing wrong in a log without an end; 130 interrupted,
+and it is said. Rooms are imported when their command is given, so that
 ``headrace --help`` answers at once.
 """
 
@@ -20,6 +21,7 @@ from headrace.errors import ConfigError, HeadraceError, PluginError, StalenessEr
 if TYPE_CHECKING:
     from headrace.config import Job
 
+UNFINISHED, INTERRUPTED = 3, 130
 REFUSED = (ConfigError, PluginError, WiringError, StalenessError)
 """Errors of a job that should be changed before it is tried again."""
 
@@ -34,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_text(error), file=sys.stderr)
         return 2 if isinstance(error, REFUSED) else 1
     except KeyboardInterrupt:
-        return 130
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -83,9 +86,12 @@ def _job_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    job = _checked(options)
-    from headrace.run import run_job
-
+    try:
+        job = _checked(options)
+        from headrace.run import run_job
+    except KeyboardInterrupt:
+        print("interrupted before the run began: nothing was started", file=sys.stderr)
+        return INTERRUPTED
     return run_job(job, run_dir=options.run_dir)
 
 
@@ -133,7 +139,9 @@ def _audit(options: argparse.Namespace) -> int:
 
     result = audit_run(options.run)
     print(result)
-    return 0 if result.ok else 1
+    if not result.ok:
+        return 1
+    return 0 if result.finished else UNFINISHED
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -148,7 +156,7 @@ def _checked(options: argparse.Namespace) -> Job:
     from headrace.config import check_job, load_job, raise_errors
 
     job = load_job(options.job, options.overrides)
-    findings = check_job(job)
+    findings = check_job(job, run_dir=getattr(options, "run_dir", None))
     for finding in findings:
         if finding.severity == "warning":
             print(finding, file=sys.stderr)

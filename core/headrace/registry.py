@@ -215,7 +215,11 @@ def _load_module(name: str, origin: str, point: EntryPoint | None = None) -> Mod
             fix=_install(point, absent) if point else f"pip install {absent}",
         ) from error
     except Exception as error:  # a plugin's module may raise anything; it is wrapped once, here
-        raise PluginError(f"{name} cannot be imported: {type(error).__name__}: {error}", origin=origin) from error
+        raise PluginError(
+            f"{name} cannot be imported: {type(error).__name__}: {error}",
+            origin=origin,
+            fix=f'python -c "import {name}" shows where',
+        ) from error
 
 
 def _is_file(place: str) -> bool:
@@ -238,7 +242,9 @@ def _load_file(place: str, directory: str, origin: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:  # a plugin's file may raise anything; it is wrapped once, here
         del sys.modules[name]
-        raise PluginError(f"{path} cannot be imported: {type(error).__name__}: {error}", origin=origin) from error
+        raise PluginError(
+            f"{path} cannot be imported: {type(error).__name__}: {error}", origin=origin, fix="run the file with python"
+        ) from error
     return module
 
 

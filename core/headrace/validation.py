@@ -92,7 +92,7 @@ def _problem(kind: Any, details: ErrorDetails) -> Problem:
         fix = f"add {path[-1]} = ..." if isinstance(path[-1], str) else ""
         return Problem(path=path, message=f"{_name(path)}is missing", fix=fix, missing=True)
     if code == "value_error":
-        return Problem(path=path, message=message.removeprefix("Value error, "))
+        return Problem(path=path, message=message.removeprefix("Value error, "), fix="correct it, or leave it out")
     message = message.replace("Input should", "should", 1).replace("String should", "should", 1)
     found = json.dumps(details.get("input"), default=str, ensure_ascii=False)
     return Problem(path=path, message=f"{_name(path)}{message}; found {found}", fix=_correction(details))
@@ -106,13 +106,33 @@ def _name(path: Path) -> str:
     return f"{text} " if text else ""
 
 
+_FORMS = {
+    "int": "write a whole number, without quotes",
+    "float": "write a number, without quotes",
+    "string": 'write text in quotes: "..."',
+    "bool": "write true or false",
+    "list": "write a list: [..., ...]",
+    "tuple": "write a list: [..., ...]",
+    "dict": "write a table: { key = value }",
+    "model": "write a table: { key = value }",
+    "dataclass": "write a table: { key = value }",
+}
+"""What was expected, as pydantic's error types begin → how a job file writes it."""
+
+_BOUNDS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
+
+
 def _correction(details: ErrorDetails) -> str:
-    expected = details.get("ctx", {}).get("expected")
-    if details["type"] != "literal_error" or not isinstance(expected, str):
-        return ""
-    choices = [part.strip(" '") for part in expected.replace(" or ", ",").split(",")]
+    """What to do about a value that cannot be what it must be."""
+    context = details.get("ctx", {})
+    for name, words in _BOUNDS.items():
+        if name in context:
+            return f"choose a value {words} {context[name]:g}"
+    if details["type"] != "literal_error":
+        return _FORMS.get(details["type"].partition("_")[0], "correct the value")
+    choices = [part.strip(" '") for part in str(context["expected"]).replace(" or ", ",").split(",")]
     meant = near_miss(str(details.get("input")), choices)
-    return f"did you mean {meant!r}?" if meant else ""
+    return f"did you mean {meant!r}?" if meant else f"choose one of {', '.join(choices)}"
 
 
 def _field_types(kind: Any) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ laid over the demo job and checked, unless its first line names another file.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -34,18 +35,30 @@ def blocks(document: str, *languages: str) -> list[tuple[str, str]]:
     return [(language, text) for language, text in found if language in languages]
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a reader would try things out: beside the examples, with the data set that a document supposes."""
+    for example in (ROOT / "examples").iterdir():
+        (tmp_path / example.name).symlink_to(example)
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    problems = [{"question": f"{n}+{n}", "solution": str(2 * n)} for n in range(100)]
+    (folder / "problems.jsonl").write_text("\n".join(map(json.dumps, problems)))
+    return folder
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_code_and_job_files_of_a_document_run(document: str, tmp_path: Path) -> None:
+def test_code_and_job_files_of_a_document_run(document: str, folder: Path) -> None:
     for language, text in blocks(document, "python", "toml", "json"):
         named = NAMED.match(text)
         if named and language != "toml":
-            (tmp_path / named.group(1)).write_text(text.removeprefix(named.group()) if language == "json" else text)
+            (folder / named.group(1)).write_text(text.removeprefix(named.group()) if language == "json" else text)
         if language == "python":
-            run_python(text, tmp_path)
+            run_python(text, folder)
         elif language == "toml" and named:
             tomllib.loads(text)
         elif language == "toml":
-            check_fragment(text, tmp_path)
+            check_fragment(text, folder)
 
 
 def run_python(text: str, folder: Path) -> None:

@@ -6,17 +6,16 @@ whether it can import its plugin.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from headrace.config.findings import Finding
 from headrace.config.inert import inert_settings
-from headrace.config.interpreters import check_interpreter
-from headrace.config.loading import PHASE_TABLES, core_keys
 from headrace.config.network import check_network
+from headrace.config.places import check_run_directory
 from headrace.config.schema import Job, Phase
+from headrace.config.selections import Selected, Selections
 from headrace.contract import (
     Algorithm,
     AlgorithmNeeds,
@@ -31,33 +30,23 @@ from headrace.contract import (
     TrainingCapabilities,
     TrainingEngine,
 )
-from headrace.errors import ConfigError, ContractError, HeadraceError, WiringError
-from headrace.registry import PluginSpec, judge_settings, load, require
+from headrace.errors import ConfigError, ContractError, WiringError
 from headrace.validation import Path as KeyPath
-from headrace.validation import keys_at, near_miss, unknown_key
-
-T = TypeVar("T")
+from headrace.validation import near_miss
 
 ACCURACIES = {"evaluation/greedy_accuracy": "greedy", "evaluation/sampled_accuracy": "sampled"}
 """Metric that may end a phase → the key of ``[evaluation]`` that measures it."""
 
 
-def check_job(job: Job) -> list[Finding]:
-    """Everything that is wrong with a job, errors first; without errors it can be wired."""
+def check_job(job: Job, *, run_dir: Path | None = None) -> list[Finding]:
+    """Everything that is wrong with a job, errors first; without errors it can be wired. ``run_dir``: where it will
+    run, when that is not a new folder in ``job.runs``."""
     checker = _Checker(job)
     checker.run()
+    checker.errors += check_run_directory(job, run_dir)
     findings = [Finding(severity="error", error=error) for error in checker.errors]
     findings += [Finding(severity="warning", error=warning) for warning in inert_settings(job, checker.needs)]
     return list({str(finding): finding for finding in findings}.values())
-
-
-@dataclass(frozen=True, slots=True)
-class _Selected:
-    """A plugin's class with valid settings."""
-
-    spec: PluginSpec
-    cls: type[Plugin]
-    settings: Any
 
 
 class _Checker:
@@ -65,134 +54,45 @@ class _Checker:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.errors: list[HeadraceError] = []
-        self.environment = self._select(job.environment.spec, "environment")
-        self.rollout = self._select(job.rollout.spec, "rollout")
-        for table in ("storage", "weights", "launcher"):
-            self._select(getattr(job, table).spec, table)
-        for index, spec in enumerate(job.observers):
-            self._select(spec, "", ("observers", index), ("observers",))
-        phases = range(len(job.phases))
-        self.algorithms = [self._phase_plugin(index, "algorithm") for index in phases]
-        self.trainers = [self._phase_plugin(index, "trainer") for index in phases]
-        self.policies = [self._phase_plugin(index, "staleness") for index in phases]
-        self.needs = [self._needs(selected) for selected in self.algorithms]
+        self.plugins = Selections(job)
+        self.errors = self.plugins.errors
+        self.needs = [self._needs(selected) for selected in self.plugins.algorithms]
         """Per phase; None where the algorithm is in error."""
 
     def run(self) -> None:
-        self._interpreters()
         self.errors += check_network(self.job)
         self._model()
         self._rollout_capabilities()
         for index, phase in enumerate(self.job.phases):
             self._batch(index, phase)
             self._algorithm(index, phase)
-            self._staleness(index, phase)
             self._until(index, phase)
+        self._staleness()
 
     # ------------------------------------------------------------ what plugins declare
 
-    def _needs(self, selected: _Selected | None) -> AlgorithmNeeds | None:
+    def _needs(self, selected: Selected | None) -> AlgorithmNeeds | None:
         if selected is None or not issubclass(selected.cls, Algorithm):
             return None
         cls = selected.cls
-        return self._ask(selected, "needs", lambda: cls.needs(selected.settings))
+        return self.plugins.ask(selected, "needs", lambda: cls.needs(selected.settings))
 
-    def _training(self, selected: _Selected | None) -> TrainingCapabilities | None:
+    def _training(self, selected: Selected | None) -> TrainingCapabilities | None:
         if selected is None or not issubclass(selected.cls, TrainingEngine):
             return None
         cls = selected.cls
-        return self._ask(selected, "capabilities", lambda: cls.capabilities(selected.settings))
+        return self.plugins.ask(selected, "capabilities", lambda: cls.capabilities(selected.settings))
 
-    def _inference(self, selected: _Selected | None) -> InferenceCapabilities | None:
+    def _inference(self, selected: Selected | None) -> InferenceCapabilities | None:
         if selected is None or not issubclass(selected.cls, InferenceEngine):
             return None
         cls = selected.cls
-        return self._ask(selected, "capabilities", lambda: cls.capabilities(selected.settings))
-
-    def _ask(self, selected: _Selected, method: str, call: Callable[[], T], *, origin: str = "") -> T | None:
-        """What a plugin answers, or None after noting what it raised."""
-        spec = selected.spec
-        origin = origin or spec.origin
-        try:
-            return call()
-        except HeadraceError as error:
-            error.origin = error.origin or origin
-            self.errors.append(error)
-        except Exception as error:  # a plugin may raise anything; it is wrapped once, here
-            message = f"{spec.role} {spec.use!r}: {method} raised {type(error).__name__}: {error}"
-            self.errors.append(ContractError(message, origin=origin, fix=f"correct {selected.cls.__name__}.{method}"))
-        return None
-
-    # ------------------------------------------------------------ plugins
-
-    def _phase_plugin(self, index: int, table: str) -> _Selected | None:
-        spec: PluginSpec = getattr(self.job.phases[index], table)
-        key = PHASE_TABLES[table][1]
-        own: KeyPath = ("phase", index, table)
-        replaced = self.job.written((*own, key)) and self.job.value((table, key)) != spec.use
-        return self._select(spec, table, *((own,) if replaced else (own, (table,))))
-
-    def _select(self, spec: PluginSpec, table: str, *places: KeyPath) -> _Selected | None:
-        """The class and settings of ``spec``, or None after noting what is wrong. ``places``: where its table may be
-        written, the first that has a key wins."""
-        try:
-            cls = load(spec.role, spec.use, directory=spec.directory, origin=spec.origin)
-            if self._interpreter(table) is None:
-                require(spec.role, spec.use, origin=spec.origin)
-            settings, problems = judge_settings(cls, spec.settings, origin=spec.origin)
-        except HeadraceError as error:
-            self.errors.append(error)
-            return None
-        reserved = core_keys(table) if table else frozenset({"use"})
-        clash = sorted(reserved & keys_at(cls.Settings))
-        if clash:
-            message = f"settings of {spec.use!r} are named like keys of core: {', '.join(clash)}"
-            self.errors.append(ContractError(message, origin=spec.origin, fix="rename them in the plugin"))
-            return None
-        for problem in problems:
-            self._setting_error(cls, problem.path, problem.message, problem.fix, reserved, places or ((table,),))
-        return None if problems else _Selected(spec, cls, settings)
-
-    def _setting_error(
-        self,
-        cls: type[Plugin],
-        path: KeyPath,
-        message: str,
-        fix: str,
-        reserved: frozenset[str],
-        places: Sequence[KeyPath],
-    ) -> None:
-        own = keys_at(cls.Settings)
-        if len(path) == 1 and path[0] not in own:
-            problem = unknown_key(path, own | reserved)
-            message, fix = problem.message, problem.fix
-        origin = self.job.origin(*((*place, *path) for place in places))
-        self.errors.append(ConfigError(message, origin=origin, fix=fix))
-
-    def _interpreter(self, table: str) -> str | None:
-        """The other interpreter that a table's plugin lives in, where there is one."""
-        node = {"algorithm": "trainer"}.get(table, table)
-        return getattr(getattr(self.job, node, None), "python", None)
-
-    def _interpreters(self) -> None:
-        job = self.job
-        for table, spec in (
-            ("environment", job.environment.spec),
-            ("rollout", job.rollout.spec),
-            ("trainer", job.phases[0].trainer),
-        ):
-            python = self._interpreter(table)
-            if python is not None:
-                try:
-                    check_interpreter(python, spec, origin=job.origin((table, "python")))
-                except HeadraceError as error:
-                    self.errors.append(error)
+        return self.plugins.ask(selected, "capabilities", lambda: cls.capabilities(selected.settings))
 
     # ------------------------------------------------------------ capabilities
 
     def _model(self) -> None:
-        model, trainer = self.job.model, self.trainers[0]
+        model, trainer = self.job.model, self.plugins.trainers[0]
         if model.path is not None:
             self._model_path(Path(model.path))
             return
@@ -206,6 +106,14 @@ class _Checker:
                 fix='write path = "FOLDER" of an existing model in [model]',
             )
         self._backed(trainer, "scratch", declared.scratch, ScratchModels)
+        if declared.scratch and issubclass(trainer.cls, ScratchModels):
+            self._scratch(trainer, trainer.cls, model.scratch or {})
+
+    def _scratch(self, trainer: Selected, cls: type[ScratchModels], settings: Mapping[str, Any]) -> None:
+        def call() -> None:
+            cls.check_model(settings, origin=lambda key: self.job.origin(("model", "scratch", key)))
+
+        self.plugins.ask(trainer, "check_model", call)
 
     def _model_path(self, path: Path) -> None:
         if not (path / "config.json").is_file():
@@ -217,9 +125,10 @@ class _Checker:
             )
 
     def _rollout_capabilities(self) -> None:
-        declared = self._inference(self.rollout)
-        if self.rollout and declared:
-            self._backed(self.rollout, "live_versions", declared.live_versions > 1, MultiVersion)
+        rollout = self.plugins.rollout
+        declared = self._inference(rollout)
+        if rollout and declared:
+            self._backed(rollout, "live_versions", declared.live_versions > 1, MultiVersion)
 
     def _algorithm(self, index: int, phase: Phase) -> None:
         needs = self.needs[index]
@@ -232,7 +141,8 @@ class _Checker:
                 *_places(index, "batch", "group_size"),
                 fix=f"set batch.group_size to {needs.min_group_size} or more",
             )
-        if not needs.rollout and self.environment and not issubclass(self.environment.cls, Demonstrations):
+        environment = self.plugins.environment
+        if not needs.rollout and environment and not issubclass(environment.cls, Demonstrations):
             self._wiring(
                 f"{phase.algorithm.use} imitates demonstrations, and environment "
                 f"{self.job.environment.spec.use!r} has none",
@@ -243,7 +153,7 @@ class _Checker:
             self._reference(index, phase)
 
     def _reference(self, index: int, phase: Phase) -> None:
-        trainer = self.trainers[index]
+        trainer = self.plugins.trainers[index]
         declared = self._training(trainer)
         if trainer is None or declared is None:
             return
@@ -269,18 +179,23 @@ class _Checker:
                 fix=f"set mini_batches to one of {', '.join(map(str, fits))}, or change groups",
             )
 
-    def _staleness(self, index: int, phase: Phase) -> None:
-        selected = self.policies[index]
-        if selected is None:
-            return
-        cls = selected.cls
+    def _staleness(self) -> None:
+        """A policy in error that phases share is in error once, however their batches differ."""
+        wrong: list[tuple[type[Plugin], Any]] = []
+        for selected, phase in zip(self.plugins.policies, self.job.phases, strict=True):
+            if selected and (selected.cls, selected.settings) not in wrong and not self._bound(selected, phase):
+                wrong.append((selected.cls, selected.settings))
 
-        def check() -> None:
-            policy = cls(selected.settings)
+    def _bound(self, selected: Selected, phase: Phase) -> bool:
+        """Whether the policy can work with the phase's batches."""
+
+        def check() -> bool:
+            policy = selected.cls(selected.settings)
             assert isinstance(policy, StalenessPolicy), "load checks the class"
             policy.check(batch_groups=phase.batch.groups)
+            return True
 
-        self._ask(selected, "check", check, origin=self.job.origin(*_places(index, "staleness", "max_staleness")))
+        return bool(self.plugins.ask(selected, "check", check))
 
     def _until(self, index: int, phase: Phase) -> None:
         if phase.until is None:
@@ -314,7 +229,7 @@ class _Checker:
     def _wiring(self, message: str, *places: KeyPath, fix: str) -> None:
         self.errors.append(WiringError(message, origin=self.job.origin(*places), fix=fix))
 
-    def _backed(self, selected: _Selected, capability: str, declared: bool, base: type) -> None:
+    def _backed(self, selected: Selected, capability: str, declared: bool, base: type) -> None:
         """A declared capability needs the class that has its methods."""
         if declared and not issubclass(selected.cls, base):
             name = selected.cls.__name__

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headrace.config.loading import PHASE_TABLES, core_keys
 from headrace.config.schema import Job
 from headrace.contract import AlgorithmNeeds
 from headrace.errors import ConfigError
@@ -22,6 +23,7 @@ def inert_settings(job: Job, needs: Sequence[AlgorithmNeeds | None]) -> list[Con
         *_switched_off(job),
         *_without_rollout(job, needs),
         *_replaced(job),
+        *_overridden(job),
         *_no_modes(job),
         *_without_tcp(job),
     ]
@@ -71,6 +73,31 @@ def _replaced(job: Job) -> list[ConfigError]:
         _warning(job, f"{table} is ignored: every phase has another", (table,), "remove it")
         for table, key in (("algorithm", "use"), ("staleness", "policy"))
         if job.written((table, key)) and all(getattr(p, table).use != job.value((table, key)) for p in job.phases)
+    ]
+
+
+def overridden(job: Job, table: str) -> list[str]:
+    """Settings of a table that phases share, which every phase replaces."""
+    shared = job.value((table,))
+    if not isinstance(shared, dict):
+        return []
+    use = PHASE_TABLES[table][1]
+    phases = [getattr(phase, table).use for phase in job.phases]
+    return [
+        key
+        for key in sorted(set(shared) - core_keys(table))
+        if all(
+            job.value(("phase", index, table, key)) is not None or chosen != shared.get(use, chosen)
+            for index, chosen in enumerate(phases)
+        )
+    ]
+
+
+def _overridden(job: Job) -> list[ConfigError]:
+    return [
+        _warning(job, f"{table}.{key} is ignored: every phase sets its own", (table, key), "remove it")
+        for table in PHASE_TABLES
+        for key in overridden(job, table)
     ]
 
 

@@ -53,7 +53,9 @@ def _ask(python: str, role: str, use: str, directory: str, origin: str) -> Headr
         message = f"interpreter {python} did not answer in {DEADLINE:.0f} s whether it has {role} {use!r}"
         return ConfigError(message, origin=origin, fix="run it by hand and see what it waits for")
     except OSError as error:
-        return ConfigError(f"interpreter {python} cannot be run: {error}", origin=origin)
+        return ConfigError(
+            f"interpreter {python} cannot be run: {error}", origin=origin, fix="give a Python interpreter"
+        )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         fix = f"{python} -m pip install headrace=={headrace.__version__}"

@@ -60,7 +60,7 @@ def load_job(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Job
     job, problems = validate(Job, loader.plain())
     for problem in problems:
         if problem.path not in loader.reported:
-            fix = problem.fix or _FIXES.get(problem.path[-2:], "")
+            fix = _FIXES.get(problem.path[-2:]) or problem.fix
             loader.error(problem.message, *_written_as(problem.path), fix=fix)
     raise_errors(loader.errors)
     assert job is not None, "validate gives a value or problems"

@@ -19,11 +19,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import RunError
+from headrace.errors import ConfigError
 
 
 class RunDirectory:
-    """Paths of one run."""
+    """Paths of one run. Making one raises ConfigError where it cannot be had."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,7 +52,7 @@ class RunDirectory:
         try:
             return cls._make(path)
         except FileExistsError:
-            raise RunError(
+            raise ConfigError(
                 f"run directory {path} is not empty",
                 origin="--run-dir",
                 fix="name a new directory; a run never overwrites another",
@@ -68,8 +68,9 @@ class RunDirectory:
         except FileExistsError:
             raise
         except OSError as error:
-            raise RunError(
+            raise ConfigError(
                 f"run directory {path} cannot be written: {error.strerror}",
+                origin="--run-dir, or [job] runs",
                 fix="choose another place with [job] runs or --run-dir",
             ) from error
         return run

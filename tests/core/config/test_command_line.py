@@ -111,13 +111,20 @@ def test_an_unknown_role_is_refused_with_the_near_miss(capsys: pytest.CaptureFix
     assert "Did you mean 'algorithm'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("ok", "code"), [(True, 0), (False, 1)])
+@pytest.mark.parametrize(
+    ("ok", "finished", "code"), [(True, True, 0), (True, False, 3), (False, True, 1), (False, False, 1)]
+)
 def test_audit_prints_its_result_and_fails_when_it_does(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, ok: bool, code: int
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    ok: bool,
+    finished: bool,
+    code: int,
 ) -> None:
     class Result:
         def __init__(self, path: Path) -> None:
-            self.ok = ok
+            self.ok, self.finished = ok, finished
             self.path = path
 
         def __str__(self) -> str:
@@ -137,12 +144,26 @@ def test_an_error_of_a_run_exits_with_1(monkeypatch: pytest.MonkeyPatch, capsys:
     assert capsys.readouterr().err == "RunError: no event log\n  from: gone\n"
 
 
-def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(path: Path) -> None:
+def test_an_interrupt_exits_with_130_and_says_what_it_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*arguments: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("headrace.observe.audit.audit_run", interrupt)
     assert main(["audit", "x"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    monkeypatch.setattr("headrace.config.load_job", interrupt)
+    assert main(["run", "x"]) == 130
+    assert capsys.readouterr().err == "interrupted before the run began: nothing was started\n"
+
+
+def test_checking_a_job_brings_no_engine_along() -> None:
+    job = Path(__file__).parents[3] / "examples" / "sort_symbols" / "job.toml"
+    code = f"import sys\nfrom headrace.cli import main\nmain(['check', {str(job)!r}])\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "no errors" in done.stdout
+    assert done.stdout.endswith("False\n")
 
 
 def test_the_command_is_installed_and_tells_its_version() -> None:

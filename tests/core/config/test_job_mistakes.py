@@ -26,8 +26,9 @@ WITHOUT_STEPS = ("steps = 10\n", "")
         ("steps = 10", "steps = 10\nsed = 1", "unknown key 'sed'; known here: name, runs, seed", "rename it to seed"),
         ("groups = 8", "group = 8", "unknown key 'group'", "rename it to groups"),
         ("[storage]", "[storag]", "unknown key 'storag'", "rename it to storage"),
-        ("groups = 8", 'groups = "8"', 'groups should be a valid integer; found "8"', ""),
-        ("groups = 8", "groups = true", "groups should be a valid integer; found true", ""),
+        ("groups = 8", 'groups = "8"', 'groups should be a valid integer; found "8"', "whole number, without quotes"),
+        ("groups = 8", "groups = true", "groups should be a valid integer; found true", "a whole number"),
+        ("groups = 8", "groups = 0", "groups should be greater than or equal to 1; found 0", "value of at least 1"),
         ("max_new_tokens = 8", "max_new_token = 8", "max_new_tokens is missing. Is it 'max_new_token'?", "rename"),
         ("groups = 8\n", "", "groups is missing", "add groups = ..."),
         ("steps = 10\n", "", "steps is missing", "to [job]"),
@@ -37,12 +38,17 @@ WITHOUT_STEPS = ("steps = 10\n", "")
         ("observers = []", 'observers = "console"', "observers should be a list", 'observers = ["console"]'),
         ("observers = []", "observers = [3]", "use should be text", "headrace plugins observer"),
         ("observers = []", "checkpoint = 3", "checkpoint should be a table", "[checkpoint]"),
-        ("[model.scratch]\nlayers = 1", "[model]", "model has neither path nor scratch", ""),
-        ("[model.scratch]", '[model]\npath = "m"\n[model.scratch]', "model has both path and scratch", ""),
+        ("[model.scratch]\nlayers = 1", "[model]", "model has neither path nor scratch", "write path"),
+        ("[model.scratch]", '[model]\npath = "m"\n[model.scratch]', "model has both path and scratch", "not both"),
         ("mini_batches = 2", "mini_batches = 3", "8 groups cannot be split into 3 equal", "one of 1, 2, 4, 8"),
         ("group_size = 4", "group_size = 1", "group_size must be at least 2, it is 1", "to 2 or more"),
         ("max_staleness = 1", "max_staleness = 9", "max_staleness 9 > batch_groups 8", ""),
-        ("learning_rate = 0.1", 'learning_rate = "fast"', 'learning_rate should be a valid number; found "fast"', ""),
+        (
+            "learning_rate = 0.1",
+            'learning_rate = "fast"',
+            'learning_rate should be a valid number; found "fast"',
+            "a number,",
+        ),
         ("learning_rate", "learning_rat", "unknown key 'learning_rat'", "rename it to learning_rate"),
         (
             "largest = 9",
@@ -50,11 +56,24 @@ WITHOUT_STEPS = ("steps = 10\n", "")
             "operator should be 'plus' or 'minus'",
             "did you mean 'plus'?",
         ),
+        (
+            "largest = 9",
+            'largest = 9\noperator = "times"',
+            "operator should be 'plus' or 'minus'",
+            "one of plus, minus",
+        ),
+        (
+            "largest = 9",
+            "largest = 9\noperator = 3",
+            "operator should be 'plus' or 'minus'; found 3",
+            "one of plus, minus",
+        ),
+        ("learning_rate = 0.1", "learning_rate = 0.1\nbetas = 3", "betas should be a valid array", "write a list"),
         ("largest = 9", "largest = 9\nworker = 2", "unknown key 'worker'", "rename it to workers"),
         ("learning_rate = 0.1", "learning_rate = 0.1\nbetas = [0.9]", "betas[1] is missing", ""),
         ("[storage]", "[network]\nport = 1\n[storage]", "unknown key 'port'", "known here: host, transport"),
         ("[storage]", '[network]\ntransport = "udp"\n[storage]', "transport should be 'ipc' or 'tcp'", ""),
-        ('Relative"', 'Relative"\nclip = 0', "clip must be above 0, it is 0", ""),
+        ('Relative"', 'Relative"\nclip = 0', "clip must be above 0, it is 0", "correct it"),
     ],
 )
 def test_a_mistake_is_named_with_its_place_and_its_fix(
@@ -153,6 +172,7 @@ def test_a_phase_that_evaluates_for_its_own_end_needs_no_other_evaluation(write_
         ),
         ([(":Engine", ":Boaster")], "Boaster declares live_versions without being a MultiVersion"),
         ([(":Relative", ":Careless")], "needs raised KeyError: 'clip'"),
+        ([(':Sums"\nlargest = 9', ':Nervous"')], "preflight raised KeyError: 'tokenizer'"),
         ([("observers = []", f'observers = ["{PLUGINS}:Clashing"]')], "are named like keys of core: use"),
         ([("observers = []", f'observers = [{{ use = "{PLUGINS}:Diary", page = 2 }}]')], "Did you mean 'pages'?"),
         ([(":Bounded", ":Sums")], "is not a staleness: it must be a class derived from"),
@@ -164,6 +184,36 @@ def test_impossible_combinations_and_broken_plugins_are_refused(
 ) -> None:
     errors = errors_of(*replacements)
     assert any(message in error for error in errors), errors
+
+
+def test_a_plugin_of_another_interpreter_is_not_asked_here(errors_of: ErrorsOf) -> None:
+    assert errors_of((':Sums"\nlargest = 9', f':Nervous"\npython = "{sys.executable}"')) == []
+
+
+def test_a_wrong_value_that_every_phase_overrides_is_wrong_all_the_same(
+    errors_of: ErrorsOf, write_job: WriteJob
+) -> None:
+    phase = PHASE + "[phase.trainer]\nlearning_rate = 0.3\n"
+    (error,) = errors_of(WITHOUT_STEPS, ("rate = 0.1", 'rate = "fast"'), extra=phase)
+    assert 'learning_rate should be a valid number; found "fast"' in error
+    assert '[trainer] learning_rate = "fast"' in error
+    (warning,) = check_job(load_job(write_job(WITHOUT_STEPS, extra=phase)))
+    assert "trainer.learning_rate is ignored: every phase sets its own" in str(warning)
+
+
+def test_a_bound_that_phases_share_is_refused_once_and_where_it_is_written(errors_of: ErrorsOf) -> None:
+    policy = (f'policy = "{PLUGINS}:Bounded"\nmax_staleness = 1', 'policy = "multi_version"\nmax_staleness = 2\nOUT')
+    phases = PHASE + PHASE.replace("only", "more") + "batch = { groups = 4 }\n"
+    for out, message in (("outstanding_batches = 3", "= 3 · 8 = 24 > max"), ("outstanding_batches = 0.5", "= 0.5 < 1")):
+        (error,) = errors_of(WITHOUT_STEPS, (policy[0], policy[1].replace("OUT", out)), extra=phases)
+        assert message in error
+        assert f"[staleness] {out}" in error
+
+
+def test_a_policy_that_is_unknown_is_named_by_its_key(errors_of: ErrorsOf) -> None:
+    (error,) = errors_of((f'policy = "{PLUGINS}:Bounded"', 'policy = "multi_versio"'))
+    assert "no staleness policy named 'multi_versio'" in error
+    assert 'set policy = "multi_version"' in error
 
 
 def test_a_model_folder_must_exist_and_hold_a_model(errors_of: ErrorsOf, tmp_path: Path) -> None:
