@@ -10,6 +10,7 @@
     ├── WireError        the operator; a peer, message or connection is not as it must be
     │   └── DeadlineError    a wait that ran out; names what was awaited
     └── RunError         the operator; a run that cannot go on, or a run directory that cannot be read
+        └── LostRowsError    nobody: the run drops their groups and goes on
 
 An error prints in four parts: what happened and what was expected (the message), where it came from
 (``origin``), what to do (``fix``).
@@ -70,3 +71,7 @@ class DeadlineError(WireError):
 
 class RunError(HeadraceError):
     """A run that cannot go on, or a run directory that cannot be used."""
+
+
+class LostRowsError(RunError):
+    """Rows that a storage unit had and has no more, because it was lost and another took its place."""

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config.findings import raise_errors
-from headrace.config.schema import EnvironmentConfig, Job, PluginConfig, RolloutConfig, Table, TrainerConfig
+from headrace.config.schema import (
+    EnvironmentConfig,
+    Job,
+    LauncherConfig,
+    PluginConfig,
+    RolloutConfig,
+    Table,
+    TrainerConfig,
+)
 from headrace.config.sources import Sources, read_sources
 from headrace.errors import ConfigError
 from headrace.validation import Path as KeyPath
@@ -23,7 +31,7 @@ PLUGIN_TABLES: Mapping[str, tuple[str, type[Table], str]] = {
     "rollout": ("inference_engine", RolloutConfig, ""),
     "storage": ("storage", PluginConfig, "memory"),
     "weights": ("weight_transport", PluginConfig, "zmq"),
-    "launcher": ("launcher", PluginConfig, "local"),
+    "launcher": ("launcher", LauncherConfig, "local"),
 }
 """Table → role, core's own keys, default plugin."""
 

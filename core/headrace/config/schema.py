@@ -53,9 +53,16 @@ class ModelConfig(Table):
 
 
 class PluginConfig(Table):
-    """A table that holds nothing but a plugin: ``[storage]``, ``[weights]``, ``[launcher]``."""
+    """A table that holds nothing but a plugin: ``[storage]``, ``[weights]``."""
 
     spec: PluginSpec
+
+
+class LauncherConfig(PluginConfig):
+    """``[launcher]``."""
+
+    max_restarts: Annotated[int, Field(ge=0)] = 5
+    """How often a node that was lost is started again; a trainer never is."""
 
 
 class EnvironmentConfig(PluginConfig):
@@ -69,6 +76,9 @@ class EnvironmentConfig(PluginConfig):
     """Seconds."""
     max_failed_share: Annotated[float, Field(ge=0, le=1)] = 0.5
     """The run stops when more of a batch's trajectories than this raised, hung or could not be scored."""
+    max_attempts: Count = 3
+    """How often a trajectory is started, when its episode raises or its node is lost, before its group is dropped and
+    its task put in quarantine."""
     python: str | None = None
     """Interpreter of the workers; None: the controller's own."""
 
@@ -162,7 +172,7 @@ class Job(Table):
     trainer: TrainerConfig
     storage: PluginConfig
     weights: PluginConfig
-    launcher: PluginConfig
+    launcher: LauncherConfig
     network: NetworkConfig
     observers: tuple[PluginSpec, ...]
     evaluation: EvaluationConfig

@@ -142,6 +142,11 @@ class Flow:
         """Published and not retired, ascending."""
         return self._versions.live
 
+    def stored_groups(self) -> tuple[int, ...]:
+        """Groups whose rows are all stored, and that are not in the batch in training; ascending."""
+        leased = self._lease.groups if self._lease is not None else ()
+        return tuple(stored.group for stored in self._ledger.stored_groups() if stored.group not in leased)
+
     def knows(self, group: int) -> bool:
         """Whether a group is outstanding: dispatched, neither trained nor dropped."""
         return self._ledger.is_open(group)

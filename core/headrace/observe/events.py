@@ -175,6 +175,15 @@ class BatchTaken(Event, frozen=True, kw_only=True):
     rows: list[int]
 
 
+class BatchReleased(Event, frozen=True, kw_only=True):
+    """The batch taken before was not trained: its groups are stored as before, or dropped next."""
+
+    version: int
+    groups: list[int]
+    rows: list[int]
+    reason: str
+
+
 class BatchTrained(Event, frozen=True, kw_only=True):
     """The batch taken before is used up. Not ``applied``: the step was skipped and the version stays."""
 
@@ -252,6 +261,7 @@ AnyEvent = (
     | RowStored
     | GroupDropped
     | BatchTaken
+    | BatchReleased
     | BatchTrained
     | SelfCheck
     | EvaluationStarted

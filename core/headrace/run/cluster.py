@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import shutil
 import sys
 import tempfile
@@ -11,15 +12,18 @@ from typing import Any
 
 from headrace.config import Job
 from headrace.contract import Environment, EnvironmentContext, Launcher
+from headrace.errors import HeadraceError, RunError
 from headrace.registry import build
 from headrace.run.directory import RunDirectory
 from headrace.run.plans import capacity
+from headrace.run.recovery import Recovery
 from headrace.run.seeds import derive_seed
 from headrace.services.controller import Controller
 from headrace.services.fleet import Fleet
 from headrace.services.messages import RolloutSetup, ScratchModel, TrainerSetup, WorkerSetup
 from headrace.services.storage import StorageClient, StorageSetup
-from headrace.services.supervisor import Supervisor
+from headrace.services.supervisor import NodePlan, Supervisor
+from headrace.services.workers import Workers
 from headrace.wire import Client, Network
 
 MODEL_DEADLINE = 300.0
@@ -30,7 +34,6 @@ class Cluster:
     """All nodes of one run."""
 
     trainer: Client
-    workers: list[Client]
     storage: StorageClient
     supervisor: Supervisor
     environment: Environment
@@ -46,8 +49,15 @@ class Cluster:
         self._clients: list[Client | StorageClient] = []
         host = job.network.host if job.network.transport == "tcp" else None
         self._network = Network.create(self._sockets, host=host)
-        self.fleet = Fleet(emit=emit, spawn=self._spawn, connect=self._network.client)
-        self.controller = Controller(emit=emit, fleet=self.fleet)
+        self.fleet = Fleet(emit=emit, spawn=self.spawn, connect=self._network.client)
+        self.workers = Workers(self._network.client)
+        self.controller = Controller(
+            emit=emit,
+            fleet=self.fleet,
+            max_failed_share=job.environment.max_failed_share,
+            max_attempts=job.environment.max_attempts,
+        )
+        self._recovery: Recovery | None = None
         self._server = self._network.server(self.controller, "controller")
 
     # ------------------------------------------------------------ start
@@ -59,7 +69,13 @@ class Cluster:
         launcher = build(job.launcher.spec)
         assert isinstance(launcher, Launcher)
         self.supervisor = Supervisor(
-            launcher, network=self._network, logs=self._directory.logs, controller=address, emit=self._emit
+            launcher,
+            network=self._network,
+            logs=self._directory.logs,
+            controller=address,
+            max_restarts=job.launcher.max_restarts,
+            emit=self._emit,
+            lost=self._lost,
         )
         self.controller.supervisor = self.supervisor
         names = [f"rollout-{i}" for i in range(job.rollout.instances)]
@@ -68,36 +84,44 @@ class Cluster:
         await self._launch_trainer()
         self.model_path = await self._model()
         await self._launch_rollouts(names)
-        await self._launch_workers()
+        workers = await self._launch_workers()
         await asyncio.to_thread(self._start_environment)
         for name in names:
-            self._join(name, await self.supervisor.address(name))
-        self.workers = [
-            self._network.client(await self.supervisor.address(f"environment-{i}"))
-            for i in range(job.environment.workers)
-        ]
-        self._clients += self.workers
+            self.join(name, await self.supervisor.address(name))
+        for name in workers:
+            self.workers.add(name, await self.supervisor.address(name))
+        self._recovery = Recovery(self)
 
     async def _launch_storage(self) -> None:
-        setup = StorageSetup(storage=self._job.storage.spec)
-        await self.supervisor.launch(STORAGE, "storage", setup, python=sys.executable, threads=1)
-        self._storage_address = await self.supervisor.address(STORAGE)
-        self.storage = StorageClient(self._network.client(self._storage_address))
+        await self.supervisor.launch(
+            NodePlan(
+                name=STORAGE,
+                role="storage",
+                setup=lambda: StorageSetup(storage=self._job.storage.spec),
+                python=sys.executable,
+                threads=1,
+            )
+        )
+        address = await self.supervisor.address(STORAGE)
+        self.storage = StorageClient(address, connect=self._network.client)
+        self.controller.storage = address
         self._clients.append(self.storage)
 
     async def _launch_trainer(self) -> None:
         job = self._job
         await self.supervisor.launch(
-            TRAINER,
-            "trainer",
-            TrainerSetup(
-                transport=job.weights.spec,
-                storage=self._storage_address,
+            NodePlan(
+                name=TRAINER,
+                role="trainer",
+                setup=lambda: TrainerSetup(
+                    transport=job.weights.spec,
+                    storage=self.storage.address,
+                    threads=job.trainer.threads,
+                    seed=job.job.seed,
+                ),
+                python=job.trainer.python or sys.executable,
                 threads=job.trainer.threads,
-                seed=job.job.seed,
-            ),
-            python=job.trainer.python or sys.executable,
-            threads=job.trainer.threads,
+            )
         )
         self.trainer = self._network.client(await self.supervisor.address(TRAINER))
         self._clients.append(self.trainer)
@@ -135,25 +159,41 @@ class Cluster:
         )
         for name in names:
             await self.supervisor.launch(
-                name, "rollout", setup, python=rollout.python or sys.executable, threads=rollout.threads
+                NodePlan(
+                    name=name,
+                    role="rollout",
+                    setup=lambda: setup,
+                    python=rollout.python or sys.executable,
+                    threads=rollout.threads,
+                )
             )
 
-    async def _launch_workers(self) -> None:
-        environment = self._job.environment
-        python = environment.python or sys.executable
-        for i in range(environment.workers):
-            name = f"environment-{i}"
-            setup = WorkerSetup(
-                environment=environment.spec,
-                model_path=self.model_path,
-                seed=self._job.job.seed,
-                storage=self._storage_address,
-                scoring_workers=environment.scoring_workers,
-                scoring_deadline=environment.scoring_deadline,
-                python=python,
-                log_path=str(self._directory.logs / f"{name}-scoring.log"),
+    async def _launch_workers(self) -> list[str]:
+        names = [f"environment-{i}" for i in range(self._job.environment.workers)]
+        for name in names:
+            await self.supervisor.launch(
+                NodePlan(
+                    name=name,
+                    role="environment",
+                    setup=functools.partial(self._worker_setup, name),
+                    python=self._job.environment.python or sys.executable,
+                    threads=1,
+                )
             )
-            await self.supervisor.launch(name, "environment", setup, python=python, threads=1)
+        return names
+
+    def _worker_setup(self, name: str) -> WorkerSetup:
+        environment = self._job.environment
+        return WorkerSetup(
+            environment=environment.spec,
+            model_path=self.model_path,
+            seed=self._job.job.seed,
+            storage=self.storage.address,
+            scoring_workers=environment.scoring_workers,
+            scoring_deadline=environment.scoring_deadline,
+            python=environment.python or sys.executable,
+            log_path=str(self._directory.logs / f"{name}-scoring.log"),
+        )
 
     def _start_environment(self) -> None:
         spec = self._job.environment.spec
@@ -164,13 +204,26 @@ class Cluster:
         )
         self.environment = environment
 
-    def _join(self, name: str, address: str) -> None:
+    def join(self, name: str, address: str) -> None:
+        """A rollout node serves."""
         slots, live = capacity(self._job.rollout.spec)
-        self.fleet.add(name, address, slots=slots, live_versions=live)
+        self.fleet.join(name, address, slots=slots, live_versions=live)
 
     # ------------------------------------------------------------ life and end
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _lost(self, name: str, role: str, process: str, error: RunError) -> None:
+        """Before everything serves there is nothing to go on with."""
+        if self._recovery is None:
+            self.fail(error)
+        else:
+            self._recovery.lost(name, role, process, error)
+
+    def fail(self, error: HeadraceError) -> None:
+        """The run ends with this."""
+        if not self.controller.failed.done():
+            self.controller.failed.set_exception(error)
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
         self._background.add(task)
         task.add_done_callback(self._ended)
@@ -182,18 +235,17 @@ class Cluster:
             failed.set_exception(error)
 
     async def guard(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` until it ends, a node is lost, or background work fails."""
+        """Run ``work`` until it ends, a node is lost for good, or background work fails."""
         running = asyncio.create_task(work, name="loop")
-        ends: set[asyncio.Future[None]] = {running, self.supervisor.failed, self.controller.failed}
+        ends: set[asyncio.Future[None]] = {running, self.controller.failed}
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not running.done():
                 running.cancel()
                 await asyncio.wait({running})
-        for failed in (self.supervisor.failed, self.controller.failed):
-            if failed.done():
-                failed.result()
+        if self.controller.failed.done():
+            self.controller.failed.result()
         running.result()
 
     async def close(self) -> None:
@@ -206,6 +258,7 @@ class Cluster:
             self.controller.failed.exception()
         await self._server.close()
         await self.fleet.close()
+        await self.workers.close()
         for client in self._clients:
             await client.close()
         shutil.rmtree(self._sockets, ignore_errors=True)

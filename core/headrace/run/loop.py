@@ -17,7 +17,8 @@
 | this loop          | leave to publish version + 1                           | the last trajectory of the   |
 |                    |                                                        | version that blocks it       |
 
-Every wait also ends when a node is lost: the whole loop runs under the supervisor's failure.
+A node that is lost is started again (:mod:`headrace.run.recovery`), and what waits for it goes on waiting. The trainer
+is not: every wait also ends when the run has failed.
 """
 
 from __future__ import annotations
@@ -31,21 +32,22 @@ from typing import Any
 
 from headrace.config import Job, Phase
 from headrace.contract import SaveKind, StalenessPolicy, WeightManifest
-from headrace.errors import RunError
+from headrace.errors import LostRowsError, RunError
 from headrace.flow import BatchLease, Flow
 from headrace.registry import build
 from headrace.run.directory import RunDirectory
 from headrace.run.evaluation import Evaluator
 from headrace.run.measures import Measures
-from headrace.services.controller import Controller, GroupPlan
+from headrace.services.controller import Controller
 from headrace.services.fleet import Fleet
+from headrace.services.groups import GroupPlan
 from headrace.services.messages import CancelGroups, PhaseSetup, SaveCall, TrainCall, TrainReply, VersionCall
 from headrace.services.storage import StorageClient
+from headrace.services.workers import Workers
 from headrace.wire import Client
 
 TRAIN_DEADLINE = 3600.0
 WEIGHTS_DEADLINE = 300.0
-CANCEL_DEADLINE = 60.0
 MAX_SKIPPED_IN_A_ROW = 3
 """Batches without a finite step before the run stops."""
 
@@ -58,7 +60,7 @@ class Parts:
     controller: Controller
     fleet: Fleet
     trainer: Client
-    workers: list[Client]
+    workers: Workers
     storage: StorageClient
     evaluator: Evaluator
     measures: Measures
@@ -157,10 +159,7 @@ class TrainingLoop:
 
     async def _cancel(self, groups: list[int]) -> None:
         """Have workers stop what the phase leaves behind: instances must not decode for nobody."""
-        for worker in self._p.workers:
-            await worker.call(
-                "cancel", CancelGroups(groups=groups), deadline=CANCEL_DEADLINE, awaiting="a worker to stop its groups"
-            )
+        await self._p.workers.tell("cancel", CancelGroups(groups=groups), awaiting="to stop its groups")
 
     def _flow(self, phase: Phase, plan: GroupPlan) -> Flow:
         policy = build(phase.staleness)
@@ -196,7 +195,11 @@ class TrainingLoop:
         waited = time.monotonic()
         lease = await p.controller.take_batch()
         waited = time.monotonic() - waited
-        reply = await self._train(lease)
+        try:
+            reply = await self._train(lease)
+        except LostRowsError:
+            p.controller.batch_lost(lease)
+            return await self._batch(flow, phase, step)
         applied = reply.applied > 0 or not reply.skipped
         p.controller.free(flow.trained(lease.lease, applied=applied))
         p.emit(

@@ -16,7 +16,7 @@ from headrace.registry import PluginSpec, build, load, settings_of
 from headrace.run.evaluation import EvaluationPlan
 from headrace.run.seeds import derive_seed
 from headrace.run.stream import task_order
-from headrace.services.controller import GroupPlan
+from headrace.services.groups import GroupPlan
 
 FLOAT32_TOLERANCE = 1e-3
 LOW_PRECISION_TOLERANCE = 0.5
@@ -32,12 +32,13 @@ def rolls_out(phase: Phase) -> bool:
 
 def group_plan(job: Job, phase: Phase, environment: Environment) -> GroupPlan:
     """How the groups of a phase are filled."""
-    seed = job.job.seed
+    seed, tasks = job.job.seed, environment.size("train")
     return GroupPlan(
         rollout=rolls_out(phase),
         max_new_tokens=job.rollout.max_new_tokens,
         temperature=job.rollout.temperature,
-        task_index=task_order(environment.size("train"), seed=seed),
+        task_index=task_order(tasks, seed=seed),
+        next_task=lambda task: task + 1 if tasks is None else (task + 1) % tasks,
         seed=lambda trajectory: derive_seed(seed, "trajectory", trajectory),
         max_failed_share=job.environment.max_failed_share,
     )

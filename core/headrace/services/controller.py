@@ -8,47 +8,42 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from headrace.errors import RunError
-from headrace.flow import BatchLease, Flow, Ticket
+from headrace.flow import BatchLease, Flow
+from headrace.services.attempts import Attempts
+from headrace.services.board import WorkBoard
 from headrace.services.failures import FailureShare
 from headrace.services.fleet import Fleet
+from headrace.services.groups import STORAGE_LOST, GroupPlan, Groups
 from headrace.services.messages import (
     EvaluationDone,
     GroupFailed,
     GroupStored,
     Heartbeat,
-    Member,
+    PlaceCall,
+    Placement,
     Registration,
     Report,
+    Scored,
     TrajectoryFinished,
     WorkItem,
     WorkRequest,
+    item_key,
 )
 from headrace.services.supervisor import Supervisor
 from headrace.services.worker import WORK_POLL_SECONDS
 from headrace.wire import rpc
 
 LEASE_SECONDS = 3600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPlan:
-    """What the desk needs to turn a flow ticket into a work item."""
-
-    rollout: bool
-    max_new_tokens: int
-    temperature: float
-    task_index: Callable[[int], int]
-    """Group id → index in the environment's stream."""
-    seed: Callable[[int], int]
-    """Trajectory id → sampling seed."""
-    max_failed_share: float
-    """Of the trajectories of a batch, before the run stops."""
+EARLY_WINDOW = 16
+"""Scores that are judged together before the first phase gives out work."""
 
 
 @dataclass(slots=True)
@@ -63,20 +58,24 @@ class Tally:
 class Controller:
     """Serves nodes; the run's loop drives it."""
 
-    def __init__(self, *, emit: Callable[..., Any], fleet: Fleet) -> None:
+    def __init__(
+        self, *, emit: Callable[..., Any], fleet: Fleet, max_failed_share: float = 1.0, max_attempts: int = 1
+    ) -> None:
         self.supervisor: Supervisor | None = None
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.tally = Tally()
+        self.attempts = Attempts(max_attempts)
+        self.storage = ""
+        """Address of the storage unit that has the rows; "" while there is none."""
         self._emit = emit
         self._fleet = fleet
-        self._flow: Flow | None = None
-        self._plan: GroupPlan | None = None
-        self._evaluations: deque[WorkItem] = deque()
+        self._groups: Groups | None = None
+        self._board = WorkBoard()
+        self._places: list[tuple[PlaceCall, asyncio.Future[Placement]]] = []
         self._evaluation_done: Callable[[EvaluationDone], None] = lambda done: None
-        self._workers: deque[asyncio.Future[WorkItem]] = deque()
         self._batch: asyncio.Future[BatchLease] | None = None
         self._publishable: asyncio.Future[None] | None = None
-        self._failures: FailureShare | None = None
+        self._failures = FailureShare(window=EARLY_WINDOW, limit=max_failed_share)
         self._to_free: list[int] = []
         fleet.changed = self.pump
 
@@ -97,8 +96,7 @@ class Controller:
     @rpc
     async def next_work(self, request: WorkRequest) -> WorkItem | None:
         """The next work item, or None after a while."""
-        waiting: asyncio.Future[WorkItem] = asyncio.get_running_loop().create_future()
-        self._workers.append(waiting)
+        waiting = self._board.wait(request.worker)
         self.pump()
         try:
             return await asyncio.wait_for(waiting, WORK_POLL_SECONDS)
@@ -106,38 +104,51 @@ class Controller:
             return None
 
     @rpc
+    async def place(self, call: PlaceCall) -> Placement:
+        """Where a trajectory goes on whose instance was lost."""
+        waiting: asyncio.Future[Placement] = asyncio.get_running_loop().create_future()
+        self._places.append((call, waiting))
+        self.pump()
+        return await waiting
+
+    @rpc
     async def report(self, report: Report) -> None:
-        """What happened at a worker, in order."""
+        """What happened at a worker, in order. What a worker says after it was given up is too late: others have its
+        work."""
+        if self._board.is_lost(report.worker):
+            return
         for entry in report.entries:
             match entry:
                 case TrajectoryFinished():
-                    self._trajectory_finished(entry)
+                    if self._groups is not None and self._groups.finished(entry):
+                        self.tally.response_tokens += entry.response_tokens
+                case Scored():
+                    self._count_failures(entry.trajectories, entry.unscored, entry.detail)
                 case GroupStored():
                     self._group_stored(entry)
                 case GroupFailed():
                     self._group_failed(entry)
                 case EvaluationDone():
-                    self._evaluation_done(entry)
+                    if self._board.done(item_key(entry.item, evaluation=True)) is not None:
+                        self._evaluation_done(entry)
         self.pump()
 
     # ------------------------------------------------------------ phases
 
     def begin_phase(self, flow: Flow, plan: GroupPlan) -> None:
         """From now on work comes from ``flow``."""
-        self._flow, self._plan = flow, plan
+        self._groups = Groups(
+            flow, plan, fleet=self._fleet, attempts=self.attempts, emit=self._emit, free=self._to_free.extend
+        )
         self._failures = FailureShare(window=flow.batch_groups * flow.group_size, limit=plan.max_failed_share)
         self.pump()
 
     def end_phase(self, reason: str) -> list[int]:
         """Drop what is outstanding; late reports about it are ignored and their rows freed. Returns the groups."""
-        flow = self._require_flow()
-        group_size = flow.group_size
-        dropped = list(flow.drop_all(reason))
-        for group in dropped:
-            rows = list(range(group * group_size, (group + 1) * group_size))
-            self._emit("group_dropped", group=group, trajectories=rows, reason=reason)
-            self._to_free.extend(rows)
-        self._flow = None
+        groups = self._require_groups()
+        dropped = groups.drop_all(reason)
+        self._groups = None
+        self._board.forget(item_key(group, evaluation=False) for group in dropped)
         return dropped
 
     async def take_batch(self) -> BatchLease:
@@ -145,6 +156,15 @@ class Controller:
         self._batch = asyncio.get_running_loop().create_future()
         self.pump()
         return await self._batch
+
+    def batch_lost(self, lease: BatchLease) -> None:
+        """Storage lost rows of a batch before the trainer had read it: its groups are dropped."""
+        groups = self._require_groups()
+        groups.flow.release(lease.lease)
+        self._emit("batch_released", version=lease.version, groups=lease.groups, rows=lease.rows, reason=STORAGE_LOST)
+        for group in lease.groups:
+            groups.drop(group, STORAGE_LOST)
+        self.pump()
 
     async def publishable(self) -> None:
         """Returns when the policy allows the next version."""
@@ -154,10 +174,11 @@ class Controller:
 
     def rows_to_free(self) -> list[int]:
         """Rows no one will read again, once."""
-        rows, self._to_free = self._to_free, []
+        rows = self._to_free.copy()
+        self._to_free.clear()
         return rows
 
-    def free(self, rows: tuple[int, ...]) -> None:
+    def free(self, rows: Iterable[int]) -> None:
         """Remember rows that storage may forget."""
         self._to_free.extend(rows)
 
@@ -166,18 +187,52 @@ class Controller:
     def evaluate(self, items: list[WorkItem], done: Callable[[EvaluationDone], None]) -> None:
         """Queue evaluation items before other work."""
         self._evaluation_done = done
-        self._evaluations.extend(items)
+        for item in items:
+            self._board.put(item)
         self.pump()
+
+    # ------------------------------------------------------------ lost nodes
+
+    def instance_lost(self, displaced: Sequence[int]) -> None:
+        """An instance is gone, and these trajectories with it: they go on elsewhere."""
+        if self._groups is not None:
+            self._groups.displaced(displaced, "instance_lost")
+        self.pump()
+
+    def worker_lost(self, worker: str) -> None:
+        """A worker is gone: others play what it held."""
+        for item in self._board.lost(worker):
+            if item.kind == "evaluation":
+                self._board.put(self._with_known_instances(item))
+            elif self._groups is not None and (again := self._groups.again(item, "worker_lost")) is not None:
+                self._board.put(again)
+        self.pump()
+
+    def storage_lost(self) -> None:
+        """The storage unit is gone with the rows it held: their groups are dropped. Those that are in training were
+        read already, or the trainer will say that they are missing."""
+        self.storage = ""
+        if self._groups is not None:
+            for group in self._groups.flow.stored_groups():
+                self._groups.drop(group, STORAGE_LOST)
+        self.pump()
+
+    def _with_known_instances(self, item: WorkItem) -> WorkItem:
+        """A worker that was started a moment ago has not heard which instances are lost."""
+        known = self._fleet.addresses()
+        members = [m if m.instance in known else msgspec.structs.replace(m, instance="") for m in item.members]
+        return msgspec.structs.replace(item, members=members)
 
     # ------------------------------------------------------------ the pump
 
     def pump(self) -> None:
         """Give out whatever has become possible. Called after every change."""
         self._fleet.sync()
-        self._give_work()
-        flow = self._flow
-        if flow is None:
+        self._place()
+        self._board.give(lambda: None if self._groups is None else self._groups.next_item())
+        if self._groups is None:
             return
+        flow = self._groups.flow
         if self._batch is not None and not self._batch.done():
             lease = flow.take_batch(now=time.monotonic(), ttl=LEASE_SECONDS)
             if lease is not None:
@@ -186,124 +241,53 @@ class Controller:
         if self._publishable is not None and not self._publishable.done() and flow.may_publish():
             self._publishable.set_result(None)
 
-    def _give_work(self) -> None:
-        while self._workers:
-            if self._workers[0].done():
-                self._workers.popleft()
+    def _place(self) -> None:
+        waiting, self._places = self._places, []
+        for call, place in waiting:
+            if place.done():
                 continue
-            item = self._evaluations.popleft() if self._evaluations else self._next_group()
-            if item is None:
-                return
-            self._workers.popleft().set_result(item)
+            try:
+                placement = self._evaluation_place(call) if call.evaluation else self._group_place(call)
+            except RunError as error:
+                place.set_exception(error)
+                continue
+            if placement is None:
+                self._places.append((call, place))
+            else:
+                place.set_result(placement)
 
-    def _next_group(self) -> WorkItem | None:
-        if self._flow is None or (ticket := self._flow.next_ticket()) is None:
+    def _group_place(self, call: PlaceCall) -> Placement | None:
+        if self._groups is None:
+            raise RunError(f"group {call.group} is not wanted any more")
+        return self._groups.placement(call)
+
+    def _evaluation_place(self, call: PlaceCall) -> Placement | None:
+        hosting = self._fleet.hosting(call.version)
+        if not hosting:
             return None
-        item = self._work_item(ticket)
-        self._emit(
-            "group_dispatched",
-            group=ticket.group,
-            task=item.members[0].task,
-            version=ticket.version,
-            trajectories=ticket.trajectories,
-        )
-        for trajectory, instance in zip(ticket.trajectories, ticket.instances, strict=True):
-            self._emit(
-                "trajectory_started",
-                trajectory=trajectory,
-                group=ticket.group,
-                version=ticket.version,
-                instance=instance,
-                attempt=0,
-            )
-        return item
-
-    def _work_item(self, ticket: Ticket) -> WorkItem:
-        plan = self._plan
-        assert plan is not None
-        task = plan.task_index(ticket.group)
-        cohort = "" if ticket.cohort is None else f"rollout-{ticket.cohort}"
-        return WorkItem(
-            kind="rollout" if plan.rollout else "demonstration",
-            group=ticket.group,
-            version=ticket.version,
-            split="train",
-            members=[
-                Member(
-                    trajectory=trajectory,
-                    task=task,
-                    instance=self._fleet.address(instance),
-                    seed=plan.seed(trajectory),
-                    cohort=cohort,
-                    cohort_size=ticket.cohort_sizes.get(instance, 0),
-                )
-                for trajectory, instance in zip(ticket.trajectories, ticket.instances, strict=True)
-            ],
-            max_new_tokens=plan.max_new_tokens,
-            temperature=plan.temperature,
-        )
+        return Placement(instance=hosting[call.trajectory % len(hosting)].address, attempt=call.attempt + 1)
 
     # ------------------------------------------------------------ reports
 
-    def _trajectory_finished(self, entry: TrajectoryFinished) -> None:
-        flow = self._flow
-        if flow is None or not flow.knows(entry.group):
-            return
-        instance = flow.instance_of(entry.trajectory)
-        flow.generated(entry.trajectory)
-        self.tally.response_tokens += entry.response_tokens
-        self._emit(
-            "trajectory_finished",
-            trajectory=entry.trajectory,
-            group=entry.group,
-            instance=instance,
-            spans=entry.spans,
-            prompt_tokens=entry.prompt_tokens,
-            response_tokens=entry.response_tokens,
-            finish_reason=entry.finish_reason,
-            started=entry.started,
-            finished=entry.finished,
-        )
-
     def _group_stored(self, entry: GroupStored) -> None:
-        flow = self._flow
-        if flow is None or not flow.knows(entry.group):
+        item = self._board.done(item_key(entry.group, evaluation=False))
+        if self._groups is None:
             self._to_free.extend(entry.trajectories)
-            return
-        self._count_failures(len(entry.trajectories), entry.unscored, entry.detail)
-        rows = zip(entry.trajectories, entry.versions, entry.tokens, entry.nbytes, entry.rewards, strict=True)
-        for trajectory, version, tokens, nbytes, reward in rows:
-            # The ledger is told first: what it refuses (a duplicate) was stored and logged before.
-            if not flow.stored(trajectory, version=version, tokens=tokens, nbytes=nbytes):
-                continue
-            self._emit("trajectory_scored", trajectory=trajectory, reward=reward)
-            self._emit(
-                "row_stored",
-                row=trajectory,
-                trajectory=trajectory,
-                group=entry.group,
-                version=version,
-                nbytes=nbytes,
-            )
+        elif entry.storage == self.storage:
+            self._groups.stored(entry)
+        elif item is not None and (again := self._groups.again(item, STORAGE_LOST)) is not None:
+            self._board.put(again)
 
     def _group_failed(self, entry: GroupFailed) -> None:
-        flow = self._flow
-        if flow is None or not flow.knows(entry.group):
+        item = self._board.done(item_key(entry.group, evaluation=False))
+        if self._groups is None or item is None or not self._groups.flow.knows(entry.group):
             return
-        self._emit(
-            "trajectory_failed",
-            trajectory=entry.trajectory,
-            group=entry.group,
-            reason=entry.reason,
-            attempt=0,
-        )
-        rows = flow.drop_group(entry.group, entry.reason)
-        self._emit("group_dropped", group=entry.group, trajectories=rows, reason=entry.reason)
-        self._to_free.extend(rows)
-        self._count_failures(len(rows), {entry.reason: len(rows)}, entry.detail)
+        count = len(item.members)
+        self._count_failures(count, {entry.reason: count}, entry.detail)
+        if (again := self._groups.again(item, entry.reason)) is not None:
+            self._board.put(again)
 
     def _count_failures(self, trajectories: int, failed: Mapping[str, int], detail: str) -> None:
-        assert self._failures is not None
         self.tally.failed.update(failed)
         try:
             self._failures.record(trajectories=trajectories, failed=failed, detail=detail)
@@ -311,6 +295,6 @@ class Controller:
             if not self.failed.done():
                 self.failed.set_exception(error)
 
-    def _require_flow(self) -> Flow:
-        assert self._flow is not None, "no phase is running"
-        return self._flow
+    def _require_groups(self) -> Groups:
+        assert self._groups is not None, "no phase is running"
+        return self._groups

@@ -7,7 +7,7 @@ the trainer published.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from headrace.contract import Batch, Completion, GenerationRequest, Ragged, Sampling
 from headrace.contract.columns import LOSS_MASK, TOKENS
-from headrace.errors import EngineError, WireError
+from headrace.errors import DeadlineError, EngineError, WireError
 from headrace.flow import Flow
 from headrace.services.messages import GenerateCall, VersionCall, VersionLoaded
 from headrace.wire import Client
@@ -36,6 +36,8 @@ class Instance:
     client: Client
     versions: set[int] = field(default_factory=set)
     loading: int | None = None
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One change of versions at a time."""
 
 
 class Fleet:
@@ -58,9 +60,28 @@ class Fleet:
         self._gained = asyncio.Condition()
         self.changed: Callable[[], None] = lambda: None
 
-    def add(self, name: str, address: str, *, slots: int, live_versions: int) -> None:
-        """A node that serves and hosts no policy version yet."""
-        self._instances[name] = Instance(name, address, slots, live_versions, self._connect(address))
+    def join(self, name: str, address: str, *, slots: int, live_versions: int) -> None:
+        """A node that serves and hosts no policy version yet: it is brought to what the others are at, and gets no work
+        of a version before it has proved to serve that one."""
+        instance = Instance(name, address, slots, live_versions, self._connect(address))
+        self._instances[name] = instance
+        if self._flow is not None:
+            self._flow.join(name, slots=slots, live_versions=live_versions, versions=())
+            self.sync()
+        elif self._digests:
+            self._begin_switch(instance, max(self._digests), ())
+
+    async def lost(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """An instance is gone. Returns where it served, and its trajectories, which are unplaced now."""
+        instance = self._instances.pop(name)
+        displaced = self._flow.leave(name) if self._flow is not None else ()
+        await instance.client.close()
+        async with self._gained:
+            self._gained.notify_all()
+        return instance.address, displaced
+
+    def _is_lost(self, instance: Instance) -> bool:
+        return self._instances.get(instance.name) is not instance
 
     def __len__(self) -> int:
         return len(self._instances)
@@ -68,6 +89,10 @@ class Fleet:
     def address(self, name: str) -> str:
         """Where an instance serves; "" for no instance."""
         return self._instances[name].address if name else ""
+
+    def addresses(self) -> set[str]:
+        """Of all instances."""
+        return {instance.address for instance in self._instances.values()}
 
     def hosting(self, version: int) -> list[Instance]:
         """Instances that serve a version, by name."""
@@ -98,17 +123,29 @@ class Fleet:
         for switch in self._flow.switches():
             instance = self._instances[switch.instance]
             if instance.loading is None and (switch.load is not None or switch.retire):
-                instance.loading = switch.load if switch.load is not None else -1
-                self._spawn(self._switch(instance, switch.load, switch.retire), f"switch {instance.name}")
+                self._begin_switch(instance, switch.load, switch.retire)
+
+    def _begin_switch(self, instance: Instance, load: int | None, retire: tuple[int, ...]) -> None:
+        instance.loading = load if load is not None else -1
+        self._spawn(self._switch(instance, load, retire), f"switch {instance.name}")
 
     async def _switch(self, instance: Instance, load: int | None, retire: tuple[int, ...]) -> None:
-        for version in retire:
-            await self._retire(instance, version)
-        if load is not None:
-            await self._load(instance, load)
+        await self._change(instance, load, retire)
         instance.loading = None
         self.sync()
         self.changed()
+
+    async def _change(self, instance: Instance, load: int | None, retire: Collection[int]) -> None:
+        """Nothing comes of it, and nothing is wrong, when the instance is lost meanwhile."""
+        try:
+            async with instance.turn:
+                for version in retire:
+                    await self._retire(instance, version)
+                if load is not None and load not in instance.versions:
+                    await self._load(instance, load)
+        except WireError:
+            if not self._is_lost(instance):
+                raise
 
     async def _retire(self, instance: Instance, version: int) -> None:
         instance.versions.discard(version)
@@ -118,7 +155,7 @@ class Fleet:
             deadline=LOAD_DEADLINE,
             awaiting=f"{instance.name} to retire version {version}",
         )
-        if self._flow is not None:
+        if self._flow is not None and not self._is_lost(instance):
             self._flow.retired_on(instance.name, version)
 
     async def _load(self, instance: Instance, version: int) -> None:
@@ -134,6 +171,8 @@ class Fleet:
             if self._flow is not None and version < self._flow.view().version:
                 return  # overtaken: the version was retired while it travelled
             raise
+        if self._is_lost(instance):
+            return
         if loaded.digest != self._digests[version]:
             raise EngineError(
                 f"{instance.name} loaded version {version} with digest {loaded.digest}, "
@@ -150,17 +189,25 @@ class Fleet:
 
     async def wait_for(self, version: int, *, everywhere: bool) -> None:
         """Returns when an instance, or every one, serves ``version``."""
-        wanted = len(self) if everywhere else 1
-        async with self._gained:
-            await asyncio.wait_for(self._gained.wait_for(lambda: len(self.hosting(version)) >= wanted), LOAD_DEADLINE)
+
+        def served() -> bool:
+            return len(self.hosting(version)) >= (max(1, len(self)) if everywhere else 1)
+
+        try:
+            async with self._gained:
+                await asyncio.wait_for(self._gained.wait_for(served), LOAD_DEADLINE)
+        except TimeoutError:
+            raise DeadlineError(
+                f"no instance served version {version} in {LOAD_DEADLINE:.0f} s",
+                fix="read the logs of the rollout nodes",
+            ) from None
 
     async def load_everywhere(self, version: int) -> None:
-        """Load a version on every instance and forget the others: for phases in which nothing rolls out."""
-        for instance in self._instances.values():
-            for old in instance.versions - {version}:
-                await self._retire(instance, old)
-        missing = [i for i in self._instances.values() if version not in i.versions]
-        await asyncio.gather(*(self._load(i, version) for i in missing))
+        """Load a version on every instance and forget the others: for phases in which nothing rolls out. An instance
+        that is lost meanwhile is brought up to date when it is back; one at least has the version at the end."""
+        instances = list(self._instances.values())
+        await asyncio.gather(*(self._change(i, version, i.versions - {version}) for i in instances))
+        await self.wait_for(version, everywhere=False)
 
     # ------------------------------------------------------------ self-check
 

@@ -20,22 +20,35 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 # ---------------------------------------------------------------- nodes and the supervisor
 
 
+def node_id(name: str, start: int) -> str:
+    """Of the process of a node that was started ``start`` times before."""
+    return f"{name}.{start}"
+
+
 class NodeSpec(Message, frozen=True):
     """What a node process reads first; written to a private file by the supervisor, since it holds the run's keys."""
 
     name: str
     role: str
+    start: int
+    """How often the node was started before."""
     controller: str
     """Address of the controller."""
     network: Network
     setup: bytes
     """The role's own setup message, msgpack."""
 
+    @property
+    def id(self) -> str:
+        """Of this process, as opposed to the node, which may be started again."""
+        return node_id(self.name, self.start)
+
 
 class Registration(Message, frozen=True):
     """A node tells the controller that it serves."""
 
-    name: str
+    node: str
+    """Id of the process."""
     pid: int
     address: str
 
@@ -43,7 +56,8 @@ class Registration(Message, frozen=True):
 class Heartbeat(Message, frozen=True):
     """Sent every second by every node."""
 
-    name: str
+    node: str
+    """Id of the process."""
     loop_lag: float
     """Seconds by which the node's event loop was late, at most since the last heartbeat."""
 
@@ -66,8 +80,17 @@ class GenerateCall(Message, frozen=True):
     """One request to an instance. In lockstep the instance begins a cohort only when all of it has arrived."""
 
     request: GenerationRequest
+    trajectory: int = -1
     cohort: str = ""
     cohort_size: int = 0
+
+
+class WithdrawCall(Message, frozen=True):
+    """A trajectory of a cohort will not be sent."""
+
+    cohort: str
+    cohort_size: int
+    trajectory: int
 
 
 class VersionLoaded(Message, frozen=True):
@@ -128,7 +151,7 @@ class TrainReply(Message, frozen=True):
     """Optimiser steps not applied because loss or gradient was not finite."""
     metrics: dict[str, Metric]
     tokens: int
-    """Trainable tokens in the batch."""
+    """Sampled tokens of the rows that were trained."""
     started: float
     finished: float
 
@@ -169,10 +192,14 @@ class Member(Message, frozen=True):
     task: int
     """Index in the environment's stream."""
     instance: str
-    """Address of the rollout instance; empty for demonstrations."""
+    """Address of the rollout instance; empty for demonstrations, and for a trajectory whose instance was lost."""
     seed: int
+    attempt: int = 0
     cohort: str = ""
     cohort_size: int = 0
+
+
+ItemKey = tuple[str, int]
 
 
 class WorkItem(Message, frozen=True):
@@ -189,11 +216,48 @@ class WorkItem(Message, frozen=True):
     temperature: float
     greedy: bool = False
 
+    @property
+    def key(self) -> ItemKey:
+        """What a report about this item is matched by."""
+        return item_key(self.group, evaluation=self.kind == "evaluation")
+
+
+def item_key(number: int, *, evaluation: bool) -> ItemKey:
+    """The key of a group's item, or of an evaluation item."""
+    return ("evaluation" if evaluation else "group", number)
+
 
 class WorkRequest(Message, frozen=True):
     """A worker asks for work; answered when there is some, or with None after a while."""
 
     worker: str
+    """Id of its process."""
+
+
+class PlaceCall(Message, frozen=True):
+    """A worker asks where a trajectory goes on, whose instance was lost; answered when its version is served."""
+
+    worker: str
+    version: int
+    group: int
+    trajectory: int
+    attempt: int
+    """The one that came to nothing."""
+    evaluation: bool
+
+
+class Placement(Message, frozen=True):
+    """Where a trajectory goes on."""
+
+    instance: str
+    """Address."""
+    attempt: int
+
+
+class PeerCall(Message, frozen=True):
+    """About another node: a rollout instance that is lost, or a storage unit that replaces a lost one."""
+
+    address: str
 
 
 class CancelGroups(Message, frozen=True):
@@ -216,6 +280,17 @@ class TrajectoryFinished(Message, frozen=True, tag=True):
     finished: float
 
 
+class Scored(Message, frozen=True, tag=True):
+    """Some answers have been scored, or could not be; said early, since scores that run into their deadline are slow
+    news."""
+
+    trajectories: int
+    unscored: dict[str, int] = {}
+    """Those that could not be, by reason."""
+    detail: str = ""
+    """Traceback of the first of them."""
+
+
 class GroupStored(Message, frozen=True, tag=True):
     """All members of a group are scored and their rows stored. Lists are parallel to ``trajectories``."""
 
@@ -225,10 +300,8 @@ class GroupStored(Message, frozen=True, tag=True):
     tokens: list[int]
     nbytes: list[int]
     rewards: list[float]
-    unscored: dict[str, int] = {}
-    """Members that could not be scored, by reason."""
-    detail: str = ""
-    """Traceback of the first of them."""
+    storage: str
+    """Address of the storage unit that has the rows."""
 
 
 class GroupFailed(Message, frozen=True, tag=True):
@@ -267,4 +340,5 @@ class Report(Message, frozen=True):
     """What happened at a worker since its last report, in order."""
 
     worker: str
-    entries: list[TrajectoryFinished | GroupStored | GroupFailed | EvaluationDone]
+    """Id of its process."""
+    entries: list[TrajectoryFinished | Scored | GroupStored | GroupFailed | EvaluationDone]

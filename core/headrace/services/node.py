@@ -109,7 +109,7 @@ async def _beat(spec: NodeSpec, controller: Client) -> None:
     while True:
         await controller.call(
             "heartbeat",
-            Heartbeat(name=spec.name, loop_lag=lag),
+            Heartbeat(node=spec.id, loop_lag=lag),
             deadline=CONTROLLER_DEADLINE,
             awaiting="the controller's answer to a heartbeat",
         )
@@ -121,7 +121,7 @@ async def _beat(spec: NodeSpec, controller: Client) -> None:
 async def serve(spec: NodeSpec) -> None:
     """Run one node to its end."""
     service = service_class(spec.role)(spec)
-    server = spec.network.server(service, spec.name)
+    server = spec.network.server(service, spec.id)
     controller = spec.network.client(spec.controller)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
@@ -130,7 +130,7 @@ async def serve(spec: NodeSpec) -> None:
         address = await server.start()
         await controller.call(
             "register",
-            Registration(name=spec.name, pid=os.getpid(), address=address),
+            Registration(node=spec.id, pid=os.getpid(), address=address),
             deadline=CONTROLLER_DEADLINE,
             awaiting="the controller to accept this node",
         )

@@ -26,16 +26,22 @@ from headrace.contract import (
     WeightReceiver,
     WeightTransport,
 )
-from headrace.errors import EngineError
 from headrace.registry import build
-from headrace.services.messages import GenerateCall, NodeSpec, RolloutSetup, VersionCall, VersionLoaded
+from headrace.services.cohorts import Cohorts
+from headrace.services.messages import (
+    GenerateCall,
+    NodeSpec,
+    RolloutSetup,
+    VersionCall,
+    VersionLoaded,
+    WithdrawCall,
+)
 from headrace.services.node import NodeService
 from headrace.wire import rpc
 
 BASE_VERSION = -1
 """The weights an engine starts with. Never served: policy versions begin at 0 and arrive by the transport."""
 FETCH_DEADLINE = 60.0
-COHORT_DEADLINE = 60.0
 
 
 @dataclass(slots=True)
@@ -75,17 +81,6 @@ def _joined(spans: list[VersionSpan]) -> tuple[VersionSpan, ...]:
     return tuple(joined)
 
 
-@dataclass(slots=True)
-class _Cohort:
-    """Requests that must be decoded together, held back until all have arrived."""
-
-    size: int
-    calls: list[GenerateCall] = field(default_factory=list)
-    complete: asyncio.Event = field(default_factory=asyncio.Event)
-    begun: asyncio.Event = field(default_factory=asyncio.Event)
-    left: int = 0
-
-
 class RolloutService(NodeService):
     """Serves ``generate``, version loading and health of one instance."""
 
@@ -102,8 +97,7 @@ class RolloutService(NodeService):
         self._pending: dict[str, _Pending] = {}
         self._outputs: asyncio.Task[None] | None = None
         self._loading = asyncio.Lock()
-        self._cohorts: dict[str, _Cohort] = {}
-        self._cohort_turn = asyncio.Lock()
+        self._cohorts = Cohorts(submit=engine.submit, supervise=self.supervise, name=self.name)
         self._left = asyncio.Event()
         """Set whenever a request has left."""
 
@@ -128,48 +122,23 @@ class RolloutService(NodeService):
         pending = _Pending(asyncio.get_running_loop().create_future(), call.request.version)
         self._pending[call.request.request_id] = pending
         try:
-            if call.cohort:
-                return await self._generate_in_cohort(call, pending)
-            await self._engine.submit([call.request])
-            return await pending.done
+            if not call.cohort:
+                await self._engine.submit([call.request])
+                return await pending.done
+            with self._cohorts.get(call.cohort, call.cohort_size).entered(call.trajectory, call.request) as late:
+                if late:
+                    await self._engine.submit([call.request])
+                return await pending.done
         finally:
             if not pending.done.done():
                 await self._engine.abort([call.request.request_id])
             del self._pending[call.request.request_id]
             self._left.set()
 
-    async def _generate_in_cohort(self, call: GenerateCall, pending: _Pending) -> Completion:
-        """Cohorts take turns, and each is submitted at once in id order: what is decoded together then depends on
-        ids alone, never on arrival times."""
-        cohort = self._cohorts.get(call.cohort)
-        if cohort is None:
-            cohort = self._cohorts[call.cohort] = _Cohort(call.cohort_size)
-            self.supervise(self._run_cohort(call.cohort, cohort), f"cohort {call.cohort}")
-        cohort.calls.append(call)
-        cohort.left += 1
-        if len(cohort.calls) == cohort.size:
-            cohort.complete.set()
-        try:
-            return await pending.done
-        finally:
-            cohort.left -= 1
-            if cohort.left == 0:
-                cohort.begun.set()
-
-    async def _run_cohort(self, name: str, cohort: _Cohort) -> None:
-        try:
-            await asyncio.wait_for(cohort.complete.wait(), COHORT_DEADLINE)
-        except TimeoutError:
-            raise EngineError(
-                f"{len(cohort.calls)} of {cohort.size} requests of cohort {name} arrived in {COHORT_DEADLINE:.0f} s",
-                origin=f"node {self.name}",
-                fix="look for the environment worker that stopped in the run's logs",
-            ) from None
-        async with self._cohort_turn:
-            calls = sorted(cohort.calls, key=lambda c: c.request.request_id)
-            await self._engine.submit([c.request for c in calls])
-            await cohort.begun.wait()
-        del self._cohorts[name]
+    @rpc
+    async def withdraw(self, call: WithdrawCall) -> None:
+        """A trajectory of a cohort will not come."""
+        self._cohorts.get(call.cohort, call.cohort_size).withdraw(call.trajectory)
 
     async def _collect(self) -> None:
         async for outputs in self._engine.outputs():

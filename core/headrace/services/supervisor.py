@@ -1,6 +1,7 @@
-"""Starts nodes, hears their heartbeats, and knows when one is gone.
+"""Starts nodes, hears their heartbeats, knows when one is gone, and starts it again when it is told to.
 
-Invariant: when :meth:`Supervisor.close` returns, no process it started is alive.
+A node that sends no heartbeat is taken for hung and killed: it is then lost like one that died. Invariant: when
+:meth:`Supervisor.close` returns, no process it started is alive.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import msgspec
 
 from headrace.contract import Launcher, NodeLaunch, NodeProcess
 from headrace.errors import DeadlineError, RunError
-from headrace.services.messages import Heartbeat, Message, NodeSpec, Registration
+from headrace.services.messages import Heartbeat, Message, NodeSpec, Registration, node_id
 from headrace.wire import Network
 
 START_DEADLINE = 120.0
@@ -27,65 +28,121 @@ STOP_SECONDS = 5.0
 LOG_TAIL_LINES = 15
 
 
-@dataclass(slots=True)
-class _Node:
-    process: NodeProcess
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """How a node is started, the first time and again."""
+
+    name: str
     role: str
+    setup: Callable[[], Message]
+    """Asked at every start: an address in it may be another one by then."""
+    python: str
+    threads: int
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """One process of a node."""
+
+    plan: NodePlan
+    start: int
+    process: NodeProcess
     log_path: Path
     registered: asyncio.Future[str]
     heard: float = 0.0
-    watch: asyncio.Task[None] | None = field(default=None)
+    silent: str = ""
+    """Why it was killed, if it was."""
+
+    @property
+    def id(self) -> str:
+        return node_id(self.plan.name, self.start)
+
+    def lost(self, reason: str) -> RunError:
+        name = self.plan.name
+        return RunError(
+            f"node {name} (pid {self.process.pid}) {reason}",
+            origin=f"{self.log_path}\n{_tail(self.log_path)}",
+            fix=f"read {name}'s log above",
+        )
 
 
 class Supervisor:
-    """One per run. ``failed`` completes, with the error, when a node is lost."""
+    """One per run. ``lost(name, role, id, error)`` is called for a node that served and is gone."""
 
     def __init__(
-        self, launcher: Launcher, *, network: Network, logs: Path, controller: str, emit: Callable[..., Any]
+        self,
+        launcher: Launcher,
+        *,
+        network: Network,
+        logs: Path,
+        controller: str,
+        max_restarts: int,
+        emit: Callable[..., Any],
+        lost: Callable[[str, str, str, RunError], None],
     ) -> None:
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._launcher = launcher
         self._network = network
         self._logs = logs
         self._controller = controller
+        self._max_restarts = max_restarts
         self._emit = emit
+        self._lost = lost
         self._nodes: dict[str, _Node] = {}
+        self._watches: set[asyncio.Task[None]] = set()
         self._closing = False
         self._silence = asyncio.create_task(self._watch_silence(), name="heartbeats")
 
-    async def launch(self, name: str, role: str, setup: Message, *, python: str, threads: int) -> None:
+    async def launch(self, plan: NodePlan) -> None:
         """Start a node's process; :meth:`address` waits for it."""
+        await self._start(plan, 0)
+
+    async def restart(self, name: str) -> str:
+        """Start a lost node again, and again when it does not get as far as to serve; where it serves then. RunError
+        when it has been started too often."""
+        while True:
+            node = self._nodes[name]
+            if node.start >= self._max_restarts:
+                error = node.lost(f"was lost {node.start + 1} times")
+                error.fix += "; [launcher] max_restarts says how often a node is started again"
+                raise error
+            await self._start(node.plan, node.start + 1)
+            try:
+                return await self.address(name)
+            except DeadlineError:
+                raise
+            except RunError:  # it ended before it served: counted, and tried again
+                continue
+
+    async def _start(self, plan: NodePlan, start: int) -> None:
         spec = NodeSpec(
-            name=name,
-            role=role,
+            name=plan.name,
+            role=plan.role,
+            start=start,
             controller=self._controller,
             network=self._network,
-            setup=msgspec.msgpack.encode(setup),
+            setup=msgspec.msgpack.encode(plan.setup()),
         )
-        path = Path(self._network.directory) / f"{name}.json"
+        path = Path(self._network.directory) / f"{spec.id}.json"
         _write_private(path, msgspec.json.encode(spec))
-        log_path = self._logs / f"{name}.log"
+        log_path = self._logs / f"{plan.name}.log"
         process = await self._launcher.launch(
             NodeLaunch(
-                name=name,
-                python=python,
+                name=plan.name,
+                python=plan.python,
                 arguments=("-m", "headrace.services.node", str(path)),
-                environment=_environment(threads),
+                environment=_environment(plan.threads),
                 log_path=str(log_path),
             )
         )
-        node = _Node(process, role, log_path, asyncio.get_running_loop().create_future())
-        self._nodes[name] = node
-        node.watch = asyncio.create_task(self._watch(name, node), name=f"watch {name}")
-        self._emit("node_started", node=name, role=role, pid=process.pid)
+        node = _Node(plan, start, process, log_path, asyncio.get_running_loop().create_future())
+        self._nodes[plan.name] = node
+        self._watches.add(asyncio.create_task(self._watch(node), name=f"watch {node.id}"))
+        self._emit("node_started", node=plan.name, role=plan.role, pid=process.pid)
 
     async def address(self, name: str) -> str:
-        """Where the node serves, once it does."""
+        """Where the node serves, once it does. RunError when it ends before, DeadlineError when it takes too long."""
         node = self._nodes[name]
-        ends: set[asyncio.Future[Any]] = {node.registered, self.failed}
-        await asyncio.wait(ends, timeout=START_DEADLINE, return_when=asyncio.FIRST_COMPLETED)
-        if self.failed.done():
-            self.failed.result()
+        await asyncio.wait({node.registered}, timeout=START_DEADLINE)
         if not node.registered.done():
             raise DeadlineError(
                 f"node {name} did not serve within {START_DEADLINE:.0f} s of its start",
@@ -96,52 +153,53 @@ class Supervisor:
 
     def register(self, registration: Registration) -> None:
         """A node serves."""
-        node = self._nodes[registration.name]
-        node.heard = time.monotonic()
-        if not node.registered.done():
+        if (node := self._by_id(registration.node)) is not None and not node.registered.done():
+            node.heard = time.monotonic()
             node.registered.set_result(registration.address)
 
     def heartbeat(self, beat: Heartbeat) -> None:
         """A node lives."""
-        self._nodes[beat.name].heard = time.monotonic()
+        if (node := self._by_id(beat.node)) is not None:
+            node.heard = time.monotonic()
+
+    def _by_id(self, process: str) -> _Node | None:
+        """None for a process that has been replaced."""
+        node = self._nodes.get(process.rpartition(".")[0])
+        return node if node is not None and node.id == process else None
 
     async def close(self) -> None:
         """End every node: ask, wait a little, then kill."""
         self._closing = True
         self._silence.cancel()
-        watches = [n.watch for n in self._nodes.values() if n.watch]
         for node in self._nodes.values():
             node.process.terminate()
-        if watches:
-            _, late = await asyncio.wait(watches, timeout=STOP_SECONDS)
+        if self._watches:
+            _, late = await asyncio.wait(self._watches, timeout=STOP_SECONDS)
             if late:
                 for node in self._nodes.values():
                     node.process.kill()
                 await asyncio.wait(late)
-        if self.failed.done():
-            self.failed.exception()
 
-    async def _watch(self, name: str, node: _Node) -> None:
+    async def _watch(self, node: _Node) -> None:
         status = await node.process.wait()
         node.process.kill()  # what the node itself started must not outlive it
-        reason = "ended" if self._closing else _cause(status)
-        self._emit("node_stopped", node=name, reason=reason)
-        if not self._closing:
-            self._fail(name, node, f"node {name} (pid {node.process.pid}) {reason}")
+        reason = "ended" if self._closing else node.silent or _cause(status)
+        self._emit("node_stopped", node=node.plan.name, reason=reason)
+        served = node.registered.done()
+        if not served:
+            node.registered.set_exception(node.lost(f"{reason} before it served"))
+            node.registered.exception()  # nobody may be waiting for it
+        elif not self._closing:
+            self._lost(node.plan.name, node.plan.role, node.id, node.lost(reason))
 
     async def _watch_silence(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            for name, node in self._nodes.items():
-                silent = time.monotonic() - node.heard
-                if node.registered.done() and silent > HEARTBEAT_DEADLINE:
-                    self._fail(name, node, f"node {name} has sent no heartbeat for {silent:.0f} s")
-
-    def _fail(self, name: str, node: _Node, message: str) -> None:
-        if not self.failed.done():
-            self.failed.set_exception(
-                RunError(message, origin=f"{node.log_path}\n{_tail(node.log_path)}", fix=f"read {name}'s log above")
-            )
+            for node in self._nodes.values():
+                silence = time.monotonic() - node.heard
+                if node.registered.done() and not node.silent and silence > HEARTBEAT_DEADLINE:
+                    node.silent = f"sent no heartbeat for {silence:.0f} s and was killed"
+                    node.process.kill()
 
 
 def _write_private(path: Path, data: bytes) -> None:

@@ -48,6 +48,7 @@ from headrace.flow.batching import micro_batches, mini_batches
 from headrace.registry import build, load
 from headrace.services.messages import (
     NodeSpec,
+    PeerCall,
     PhaseSetup,
     SaveCall,
     ScratchModel,
@@ -73,7 +74,7 @@ class TrainerService(NodeService):
         super().__init__(spec)
         self._setup = msgspec.msgpack.decode(spec.setup, type=TrainerSetup)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._storage = StorageClient(self.network.client(self._setup.storage))
+        self._storage = StorageClient(self._setup.storage, connect=self.network.client)
         self._publisher: WeightPublisher | None = None
         self._engine: TrainingEngine | None = None
         self._phase: _Phase | None = None
@@ -157,6 +158,11 @@ class TrainerService(NodeService):
         outputs = await self._on_engine_thread(lambda: phase.engine.forward(batch, temperature=phase.setup.temperature))
         return Batch(rows=batch.rows, columns={"logprobs": outputs["logprobs"]})
 
+    @rpc
+    async def storage_moved(self, peer: PeerCall) -> None:
+        """Another storage unit took the place of the one that was lost."""
+        await self._storage.moved(peer.address)
+
     # ------------------------------------------------------------ weights
 
     @rpc
@@ -208,7 +214,7 @@ class _Phase:
             metrics=merge_metrics(
                 [prepared.metrics, _staleness_metrics(staleness), *(_step_metrics(r) for r in results)]
             ),
-            tokens=int(batch.ragged(LOSS_MASK).values.sum()),
+            tokens=sum(int(mask.sum()) for mask, used in zip(batch.ragged(LOSS_MASK), trained, strict=True) if used),
             started=started,
             finished=time.time(),
         )

@@ -19,17 +19,13 @@ import msgspec
 import numpy as np
 
 from headrace.contract import (
-    Array,
     Batch,
     Column,
-    Completion,
     Demonstrations,
     Environment,
     EnvironmentContext,
     Episode,
-    GenerationRequest,
     Ragged,
-    Sampling,
     Score,
     Task,
 )
@@ -47,12 +43,13 @@ from headrace.services.messages import (
     CancelGroups,
     EvaluationDone,
     EvaluationSample,
-    GenerateCall,
     GroupFailed,
     GroupStored,
     Member,
     NodeSpec,
+    PeerCall,
     Report,
+    Scored,
     TrajectoryFinished,
     WorkerSetup,
     WorkItem,
@@ -60,54 +57,16 @@ from headrace.services.messages import (
 )
 from headrace.services.node import CONTROLLER_DEADLINE, NodeService
 from headrace.services.scoring import ScoringFailure, ScoringPool
+from headrace.services.session import Instances, Session
 from headrace.services.storage import StorageClient
-from headrace.wire import Client, rpc
+from headrace.wire import rpc
 
-GENERATE_DEADLINE = 600.0
+SCORED_AT_ONCE = 8
+"""Answers that are scored before the controller hears how it goes."""
 WORK_POLL_SECONDS = 30.0
 """The controller answers "nothing yet" after this long, so that a lost answer costs no more."""
 
-Entry = TrajectoryFinished | GroupStored | GroupFailed | EvaluationDone
-
-
-class _Session:
-    """What one episode may ask of its instance: every call carries the ticket's version and seed."""
-
-    def __init__(self, client: Client, item: WorkItem, member: Member) -> None:
-        self._client = client
-        self._item = item
-        self._member = member
-        self._calls = 0
-        self.completions: list[Completion] = []
-
-    async def generate(
-        self, prompt: Array, *, stop_token_ids: tuple[int, ...] = (), max_new_tokens: int | None = None
-    ) -> Completion:
-        item, member = self._item, self._member
-        budget = item.max_new_tokens if max_new_tokens is None else min(max_new_tokens, item.max_new_tokens)
-        request = GenerationRequest(
-            request_id=f"{item.kind}-{item.version:08d}-{member.trajectory:012d}-{self._calls:04d}",
-            prompt=np.asarray(prompt, dtype=np.int32),
-            sampling=Sampling(
-                max_new_tokens=budget,
-                temperature=item.temperature,
-                greedy=item.greedy,
-                stop_token_ids=stop_token_ids,
-                seed=(member.seed + self._calls) % 2**63,
-            ),
-            version=item.version,
-        )
-        self._calls += 1
-        call = GenerateCall(request=request, cohort=member.cohort, cohort_size=member.cohort_size)
-        completion = await self._client.call(
-            "generate",
-            call,
-            reply=Completion,
-            deadline=GENERATE_DEADLINE,
-            awaiting=f"trajectory {member.trajectory} from {member.instance}",
-        )
-        self.completions.append(completion)
-        return completion
+Entry = TrajectoryFinished | Scored | GroupStored | GroupFailed | EvaluationDone
 
 
 @dataclass(slots=True)
@@ -125,6 +84,31 @@ class _Scores:
             outcome = Score(reward=float("nan"))
         self.scores.append(outcome)
 
+    def extend(self, more: _Scores) -> None:
+        self.scores += more.scores
+        self.unscored.update(more.unscored)
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One held-out task's, as far as it got."""
+
+    index: int
+    task: Task = field(default_factory=lambda: Task(id="", data={}))
+    episode: Episode | None = None
+    score: Score = field(default_factory=lambda: Score(reward=float("nan")))
+    failed: str = ""
+
+    def sample(self) -> EvaluationSample:
+        reward, correct = self.score.reward, self.score.correct
+        return EvaluationSample(
+            task=self.index,
+            prompt=str(self.task.data.get("prompt", self.task.id)),
+            answer=self.episode.text if self.episode else "",
+            reward=reward,
+            correct=reward >= 1 if correct is None else correct,
+        )
+
 
 class WorkerService(NodeService):
     """Pulls work, and serves the wish to stop some of it."""
@@ -138,9 +122,9 @@ class WorkerService(NodeService):
         self._context = EnvironmentContext(
             model_path=setup.model_path, seed=setup.seed, directory=setup.environment.directory
         )
-        self._storage = StorageClient(self.network.client(setup.storage))
+        self._storage = StorageClient(setup.storage, connect=self.network.client)
         self._controller = self.network.client(spec.controller)
-        self._instances: dict[str, Client] = {}
+        self._instances = Instances(connect=self.network.client)
         self._entries: asyncio.Queue[Entry] = asyncio.Queue()
         self._groups: dict[int, asyncio.Task[None]] = {}
         self._scoring = ScoringPool(
@@ -162,8 +146,8 @@ class WorkerService(NodeService):
     async def close(self) -> None:
         await self._scoring.close()
         await self._storage.close()
-        for client in (*self._instances.values(), self._controller):
-            await client.close()
+        await self._instances.close()
+        await self._controller.close()
 
     # ------------------------------------------------------------ loops
 
@@ -171,7 +155,7 @@ class WorkerService(NodeService):
         while True:
             item = await self._controller.call(
                 "next_work",
-                WorkRequest(worker=self.name),
+                WorkRequest(worker=self.spec.id),
                 reply=WorkItem | None,  # type: ignore[arg-type]  # a union is a type to msgspec, not to mypy
                 deadline=WORK_POLL_SECONDS + CONTROLLER_DEADLINE,
                 awaiting="work from the controller",
@@ -183,8 +167,9 @@ class WorkerService(NodeService):
                 self._groups[item.group] = task
                 task.add_done_callback(functools.partial(self._forget, item.group))
 
-    def _forget(self, group: int, _: asyncio.Task[None]) -> None:
-        del self._groups[group]
+    def _forget(self, group: int, task: asyncio.Task[None]) -> None:
+        if self._groups.get(group) is task:
+            del self._groups[group]
 
     async def _report(self) -> None:
         """One report at a time; entries that arrive meanwhile share the next."""
@@ -194,7 +179,7 @@ class WorkerService(NodeService):
                 entries.append(self._entries.get_nowait())
             await self._controller.call(
                 "report",
-                Report(worker=self.name, entries=entries),
+                Report(worker=self.spec.id, entries=entries),
                 deadline=CONTROLLER_DEADLINE,
                 awaiting="the controller to take a report",
             )
@@ -218,6 +203,8 @@ class WorkerService(NodeService):
                 )
             )
 
+    # ------------------------------------------------------------ what the controller tells
+
     @rpc
     async def cancel(self, request: CancelGroups) -> None:
         """Stop working on these groups, and tell their instances."""
@@ -225,6 +212,16 @@ class WorkerService(NodeService):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    @rpc
+    async def instance_lost(self, peer: PeerCall) -> None:
+        """Nobody answers at this address any more."""
+        await self._instances.lost(peer.address)
+
+    @rpc
+    async def storage_moved(self, peer: PeerCall) -> None:
+        """Another storage unit took the place of the one that was lost."""
+        await self._storage.moved(peer.address)
 
     # ------------------------------------------------------------ episodes
 
@@ -234,40 +231,50 @@ class WorkerService(NodeService):
         return [made[m.task] for m in item.members]
 
     async def _episodes(self, item: WorkItem, tasks: Sequence[Task]) -> list[Episode]:
-        async with asyncio.TaskGroup() as group:
-            running = [
-                group.create_task(self._episode(item, member, task))
-                for member, task in zip(item.members, tasks, strict=True)
-            ]
+        sessions = [self._session(item, member) for member in item.members]
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [
+                    group.create_task(self._episode(item, member, task, session))
+                    for member, task, session in zip(item.members, tasks, sessions, strict=True)
+                ]
+        except BaseException:  # cancelled too: whoever was to be decoded with these must not wait; raised again
+            for session in sessions:
+                self.supervise(session.withdraw(), f"withdraw {item.kind} {item.group}")
+            raise
         return [task.result() for task in running]
 
-    async def _episode(self, item: WorkItem, member: Member, task: Task) -> Episode:
+    def _session(self, item: WorkItem, member: Member) -> Session:
+        return Session(self._instances, self._controller, worker=self.spec.id, item=item, member=member)
+
+    async def _episode(self, item: WorkItem, member: Member, task: Task, session: Session) -> Episode:
         started = time.time()
         if item.kind == "demonstration":
             assert isinstance(self._environment, Demonstrations)
             episode = self._environment.demonstration(task)
         else:
-            session = _Session(self._instance(member.instance), item, member)
             episode = await self._environment.run(task, session)
         if item.kind != "evaluation":
             self._entries.put_nowait(_finished(item, member, episode, started))
         return episode
 
-    def _instance(self, address: str) -> Client:
-        if address not in self._instances:
-            self._instances[address] = self.network.client(address)
-        return self._instances[address]
-
     async def _scores(self, tasks: Sequence[Task], episodes: Sequence[Episode]) -> _Scores:
+        """A few at a time, and the controller hears how each few went."""
         scored = _Scores()
-        for outcome in await self._scoring.score_many(list(zip(tasks, episodes, strict=True))):
-            scored.add(outcome)
+        pairs = list(zip(tasks, episodes, strict=True))
+        for start in range(0, len(pairs), SCORED_AT_ONCE):
+            part = _Scores()
+            for outcome in await self._scoring.score_many(pairs[start : start + SCORED_AT_ONCE]):
+                part.add(outcome)
+            self._entries.put_nowait(
+                Scored(trajectories=len(part.scores), unscored=dict(part.unscored), detail=part.detail)
+            )
+            scored.extend(part)
         return scored
 
     async def _store(self, item: WorkItem, episodes: Sequence[Episode], scored: _Scores) -> None:
         versions = [min((s.version for s in e.spans), default=item.version) for e in episodes]
-        batch = _rows(item, episodes, scored.scores, versions)
-        nbytes = await self._storage.put(batch)
+        nbytes, storage = await self._storage.put(_rows(item, episodes, scored.scores, versions))
         share = nbytes // len(episodes)
         self._entries.put_nowait(
             GroupStored(
@@ -277,35 +284,45 @@ class WorkerService(NodeService):
                 tokens=[len(e.tokens) for e in episodes],
                 nbytes=[share] * len(episodes),
                 rewards=[s.reward for s in scored.scores],
-                unscored=dict(scored.unscored),
-                detail=scored.detail,
+                storage=storage,
             )
         )
 
     # ------------------------------------------------------------ evaluation
 
     async def _evaluate(self, item: WorkItem) -> None:
-        tasks = self._tasks_of(item)
-        episodes = await self._episodes(item, tasks)
-        scored = await self._scores(tasks, episodes)
+        """Every held-out task gets an answer, if only that its episode failed."""
+        sessions = [self._session(item, member) for member in item.members]
+        answers = await asyncio.gather(
+            *(self._answer(item, member, session) for member, session in zip(item.members, sessions, strict=True))
+        )
+        played = [(answer, answer.episode) for answer in answers if answer.episode is not None]
+        scored = await self._scores([answer.task for answer, _ in played], [episode for _, episode in played])
+        for (answer, _), score in zip(played, scored.scores, strict=True):
+            answer.score = score
+        failed = scored.unscored + Counter(answer.failed for answer in answers if answer.failed)
+        versions = {span.version for _, episode in played for span in episode.spans}
         self._entries.put_nowait(
             EvaluationDone(
                 item=item.group,
                 greedy=item.greedy,
-                versions=sorted({s.version for e in episodes for s in e.spans}),
-                failed=dict(scored.unscored),
-                samples=[
-                    EvaluationSample(
-                        task=m.task,
-                        prompt=str(t.data.get("prompt", t.id)),
-                        answer=e.text,
-                        reward=s.reward,
-                        correct=s.reward >= 1 if s.correct is None else s.correct,
-                    )
-                    for m, t, e, s in zip(item.members, tasks, episodes, scored.scores, strict=True)
-                ],
+                versions=sorted(versions),
+                failed=dict(failed),
+                samples=[answer.sample() for answer in answers],
             )
         )
+
+    async def _answer(self, item: WorkItem, member: Member, session: Session) -> _Answer:
+        answer = _Answer(member.task)
+        try:
+            answer.task = self._environment.task(member.task, split=item.split)
+            answer.episode = await self._environment.run(answer.task, session)
+        except Exception as error:  # a worker supervises plugins: what one raises fails its answer, with traceback
+            answer.failed = type(error).__name__
+            detail = "".join(traceback.format_exception(error))
+            self._entries.put_nowait(Scored(trajectories=1, unscored={answer.failed: 1}, detail=detail))
+            await session.withdraw()
+        return answer
 
 
 def _first(error: Exception) -> Exception:

@@ -1,0 +1,267 @@
+"""The groups of one phase, between the flow that counts them and the workers that play them.
+
+Turns tickets into work items, and what workers report into what the flow is told. Invariant: every change of the flow
+is one event in the log, written before anybody can act on the change; a group that leaves is trained or dropped whole,
+with a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from headrace.errors import RunError
+from headrace.flow import Flow, Ticket
+from headrace.services.attempts import Attempts
+from headrace.services.fleet import Fleet
+from headrace.services.messages import (
+    GroupStored,
+    Member,
+    PlaceCall,
+    Placement,
+    TrajectoryFinished,
+    WorkItem,
+)
+
+STORAGE_LOST = "storage_lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlan:
+    """What turns a flow ticket into a work item."""
+
+    rollout: bool
+    max_new_tokens: int
+    temperature: float
+    task_index: Callable[[int], int]
+    """Group id → index in the environment's stream."""
+    next_task: Callable[[int], int]
+    """The index to take instead of one in quarantine."""
+    seed: Callable[[int], int]
+    """Trajectory id → sampling seed."""
+    max_failed_share: float
+    """Of the trajectories of a batch, before the run stops."""
+
+
+class Groups:
+    """``free`` is told of rows that storage may forget."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        plan: GroupPlan,
+        *,
+        fleet: Fleet,
+        attempts: Attempts,
+        emit: Callable[..., Any],
+        free: Callable[[Iterable[int]], None],
+    ) -> None:
+        self.flow = flow
+        self.plan = plan
+        self._fleet = fleet
+        self._attempts = attempts
+        self._emit = emit
+        self._free = free
+        self._unstarted: set[int] = set()
+        """Trajectories whose present try waits for a place."""
+
+    # ------------------------------------------------------------ work
+
+    def next_item(self) -> WorkItem | None:
+        """Another group, if one may start."""
+        ticket = self.flow.next_ticket()
+        if ticket is None:
+            return None
+        task = self._task(ticket.group)
+        self._emit(
+            "group_dispatched",
+            group=ticket.group,
+            task=task,
+            version=ticket.version,
+            trajectories=ticket.trajectories,
+        )
+        return WorkItem(
+            kind="rollout" if self.plan.rollout else "demonstration",
+            group=ticket.group,
+            version=ticket.version,
+            split="train",
+            members=self._members(ticket, task),
+            max_new_tokens=self.plan.max_new_tokens,
+            temperature=self.plan.temperature,
+        )
+
+    def _task(self, group: int) -> int:
+        first = task = self.plan.task_index(group)
+        while task in self._attempts.quarantine:
+            task = self.plan.next_task(task)
+            if task == first:  # nothing else is left: the failure share ends the run
+                break
+        return task
+
+    def _members(self, ticket: Ticket, task: int) -> list[Member]:
+        members = []
+        for trajectory, instance in zip(ticket.trajectories, ticket.instances, strict=True):
+            self._started(trajectory, ticket.version, instance)
+            members.append(
+                Member(
+                    trajectory=trajectory,
+                    task=task,
+                    instance=self._fleet.address(instance),
+                    seed=self.plan.seed(trajectory),
+                    cohort="" if ticket.cohort is None else f"rollout-{ticket.cohort}",
+                    cohort_size=ticket.cohort_sizes.get(instance, 0),
+                )
+            )
+        return members
+
+    def _started(self, trajectory: int, version: int, instance: str) -> None:
+        """A trajectory without an instance, where it needs one, starts when it is placed."""
+        if self.plan.rollout and not instance:
+            self._unstarted.add(trajectory)
+        else:
+            self._unstarted.discard(trajectory)
+            self._emit(
+                "trajectory_started",
+                trajectory=trajectory,
+                group=trajectory // self.flow.group_size,
+                version=version,
+                instance=instance,
+                attempt=self._attempts.current(trajectory),
+            )
+
+    # ------------------------------------------------------------ again
+
+    def displaced(self, trajectories: Sequence[int], reason: str) -> None:
+        """These lost their instance: they wait for another place, unless they were tried too often."""
+        given_up: dict[int, None] = {}
+        for trajectory in trajectories:
+            if not self._try_again(trajectory, reason):
+                given_up[trajectory // self.flow.group_size] = None
+            self._unstarted.add(trajectory)
+        for group in given_up:
+            self._attempts.quarantine.add(self._task(group))
+            self.drop(group, reason)
+
+    def _try_again(self, trajectory: int, reason: str) -> bool:
+        """The present try came to nothing; whether there is another one. A try that had not begun is no try."""
+        if trajectory in self._unstarted:
+            return True
+        self._emit(
+            "trajectory_failed",
+            trajectory=trajectory,
+            group=trajectory // self.flow.group_size,
+            reason=reason,
+            attempt=self._attempts.current(trajectory),
+        )
+        return self._attempts.failed(trajectory)
+
+    def again(self, item: WorkItem, reason: str) -> WorkItem | None:
+        """The item to play a group anew, in the places its members still have; None when it is not wanted any more, or
+        was tried too often and is dropped: its task is then in quarantine."""
+        if not self.flow.knows(item.group):
+            return None
+        # Every member's failure is counted, also when the first has had its last try.
+        if not all([self._try_again(member.trajectory, reason) for member in item.members]):
+            self._attempts.quarantine.update(member.task for member in item.members)
+            self.drop(item.group, reason)
+            return None
+        return msgspec.structs.replace(item, members=[self._member_again(m, item.version) for m in item.members])
+
+    def _member_again(self, member: Member, version: int) -> Member:
+        if not self.plan.rollout:
+            self._started(member.trajectory, version, "")
+            return msgspec.structs.replace(member, attempt=self._attempts.current(member.trajectory))
+        if not self.flow.instance_of(member.trajectory):
+            self.flow.place_again(member.trajectory)
+        instance = self.flow.instance_of(member.trajectory)
+        self._started(member.trajectory, version, instance)
+        address = self._fleet.address(instance)
+        stays = address == member.instance
+        return msgspec.structs.replace(
+            member,
+            instance=address,
+            attempt=self._attempts.current(member.trajectory),
+            cohort=member.cohort if stays else "",
+            cohort_size=member.cohort_size if stays else 0,
+        )
+
+    def placement(self, call: PlaceCall) -> Placement | None:
+        """Where a trajectory goes on; None while no instance can take it. RunError when its group is not wanted."""
+        if not self.flow.knows(call.group):
+            raise RunError(f"group {call.group} is not wanted any more")
+        name = self.flow.instance_of(call.trajectory)
+        if not name:
+            name = self.flow.place_again(call.trajectory) or ""
+            if not name:
+                return None
+            self._started(call.trajectory, call.version, name)
+        return Placement(instance=self._fleet.address(name), attempt=self._attempts.current(call.trajectory))
+
+    # ------------------------------------------------------------ reports
+
+    def finished(self, entry: TrajectoryFinished) -> bool:
+        """A trajectory's tokens are done; False when nobody waits for them."""
+        flow = self.flow
+        if not flow.knows(entry.group):
+            return False
+        instance = flow.instance_of(entry.trajectory)
+        flow.generated(entry.trajectory)
+        self._emit(
+            "trajectory_finished",
+            trajectory=entry.trajectory,
+            group=entry.group,
+            instance=instance,
+            spans=entry.spans,
+            prompt_tokens=entry.prompt_tokens,
+            response_tokens=entry.response_tokens,
+            finish_reason=entry.finish_reason,
+            started=entry.started,
+            finished=entry.finished,
+        )
+        return True
+
+    def stored(self, entry: GroupStored) -> None:
+        """A group's rows are in storage."""
+        if not self.flow.knows(entry.group):
+            self._free(entry.trajectories)
+            return
+        rows = zip(entry.trajectories, entry.versions, entry.tokens, entry.nbytes, entry.rewards, strict=True)
+        for trajectory, version, tokens, nbytes, reward in rows:
+            # The ledger is told first: what it refuses (a duplicate) was stored and logged before.
+            if not self.flow.stored(trajectory, version=version, tokens=tokens, nbytes=nbytes):
+                continue
+            self._emit("trajectory_scored", trajectory=trajectory, reward=reward)
+            self._emit(
+                "row_stored",
+                row=trajectory,
+                trajectory=trajectory,
+                group=entry.group,
+                version=version,
+                nbytes=nbytes,
+            )
+        self._attempts.forget(entry.trajectories)
+
+    # ------------------------------------------------------------ drops
+
+    def drop(self, group: int, reason: str) -> None:
+        """Give a whole group up."""
+        if rows := self.flow.drop_group(group, reason):
+            self._dropped(group, rows, reason)
+
+    def drop_all(self, reason: str) -> list[int]:
+        """Give everything up; late reports about it change nothing. Returns the groups."""
+        size = self.flow.group_size
+        dropped = list(self.flow.drop_all(reason))
+        for group in dropped:
+            self._dropped(group, range(group * size, (group + 1) * size), reason)
+        return dropped
+
+    def _dropped(self, group: int, rows: Iterable[int], reason: str) -> None:
+        rows = list(rows)
+        self._emit("group_dropped", group=group, trajectories=rows, reason=reason)
+        self._attempts.forget(rows)
+        self._unstarted.difference_update(rows)
+        self._free(rows)
