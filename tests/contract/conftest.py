@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.testing.tensors import read_tensors, write_tensors
 from headrace_torch.training import TorchTrainingEngine
 
-CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz=+-*/ ()."
+SCRATCH = {
+    "architecture": "llama",
+    "alphabet": "0123456789abcdefghijklmnopqrstuvwxyz=+-*/ ().",
+    "hidden_size": 32,
+    "layers": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "intermediate_size": 48,
+    "max_length": 256,
+}
+
+
+@pytest.fixture(scope="session")
+def scratch_table() -> Mapping[str, Any]:
+    """``[model.scratch]`` of a tiny torch model."""
+    return SCRATCH
 
 
 @pytest.fixture(scope="session")
 def character_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A tiny torch model with a tokenizer of characters."""
-    path = Path(tmp_path_factory.mktemp("model"))
-    settings = {
-        "architecture": "llama",
-        "alphabet": CHARACTERS,
-        "hidden_size": 32,
-        "layers": 2,
-        "heads": 4,
-        "kv_heads": 2,
-        "intermediate_size": 48,
-        "max_length": 256,
-    }
-    TorchTrainingEngine.create_model(str(path), settings=settings, seed=7)
-    return str(path)
+    """That model, with a tokenizer of characters."""
+    path = str(tmp_path_factory.mktemp("model"))
+    TorchTrainingEngine.create_model(path, settings=SCRATCH, seed=7)
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,11 @@ it is, and what was seen. Invariant: a suite knows nothing of a plugin but its c
 from headrace.testing.suites.environment import EnvironmentContract
 from headrace.testing.suites.inference import InferenceEngineContract
 from headrace.testing.suites.storage import StorageContract
+from headrace.testing.suites.training import TrainingEngineContract
 
 __all__ = [
     "EnvironmentContract",
     "InferenceEngineContract",
     "StorageContract",
+    "TrainingEngineContract",
 ]
