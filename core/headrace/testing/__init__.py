@@ -11,6 +11,7 @@ from headrace.testing.inference import FakeInferenceEngine
 from headrace.testing.pertoken import PerToken
 from headrace.testing.storage import FakeStorage
 from headrace.testing.training import FakeTrainingEngine
+from headrace.testing.transport import FakeWeightTransport
 
 __all__ = [
     "FakeAlgorithm",
@@ -18,5 +19,6 @@ __all__ = [
     "FakeInferenceEngine",
     "FakeStorage",
     "FakeTrainingEngine",
+    "FakeWeightTransport",
     "PerToken",
 ]

@@ -13,12 +13,16 @@ it is, and what was seen. Invariant: a suite knows nothing of a plugin but its c
 
 from headrace.testing.suites.environment import EnvironmentContract
 from headrace.testing.suites.inference import InferenceEngineContract
+from headrace.testing.suites.rules import RuleBrokenError
 from headrace.testing.suites.storage import StorageContract
 from headrace.testing.suites.training import TrainingEngineContract
+from headrace.testing.suites.transport import WeightTransportContract
 
 __all__ = [
     "EnvironmentContract",
     "InferenceEngineContract",
+    "RuleBrokenError",
     "StorageContract",
     "TrainingEngineContract",
+    "WeightTransportContract",
 ]
