@@ -3,6 +3,9 @@
 ``events.jsonl`` has one JSON object per line: ``seq`` (from 0, by one), ``time`` (unix seconds), ``epoch`` (how often
 the run was resumed), ``kind``, then the fields of the kind as declared here and nowhere else. Only the controller
 writes it. It is the audit's sole input, so it says what happened, never what was meant to happen.
+
+A run that is resumed continues its log: ``seq`` goes on rising, ``epoch`` rises by one at the ``resumed`` event, and
+what had happened after the checkpoint was taken stays in the file but is void.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from typing import Any, Literal, Self, get_args
 
 import msgspec
 
-from headrace.observe.lines import LineReader, RecordLog
+from headrace.errors import RunError
+from headrace.observe.lines import LineReader, RecordLog, last_line
 
 EVENTS_FILE = "events.jsonl"
 
@@ -176,7 +180,7 @@ class BatchTaken(Event, frozen=True, kw_only=True):
 
 
 class BatchReleased(Event, frozen=True, kw_only=True):
-    """The batch taken before was not trained: its groups are stored as before, or dropped next."""
+    """The batch taken before was not trained: storage lost rows of it, and its groups are dropped next."""
 
     version: int
     groups: list[int]
@@ -236,10 +240,27 @@ class CheckpointSaved(Event, frozen=True, kw_only=True):
 
     version: int
     path: str
+    events: int
+    """How many events were in force when the state was taken that was saved: those with ``seq < events``."""
+
+
+class Resumed(Event, frozen=True, kw_only=True):
+    """The run goes on from a checkpoint: the first event of its epoch. Every event before it with ``seq >= events``
+    is void. All nodes are started anew, and the checkpoint's version is published and committed again."""
+
+    version: int
+    """The version the checkpoint has, and the trainer works on."""
+    checkpoint: str
+    """The directory, as :class:`CheckpointSaved` named it."""
+    events: int
+    """As :class:`CheckpointSaved` said."""
+    restarted: list[int]
+    """Groups that were in flight: they are dispatched anew before any new one, with the same ids, under the version
+    that is now the newest."""
 
 
 class RunFinished(Event, frozen=True, kw_only=True):
-    """The last event."""
+    """The last event, unless the run is resumed."""
 
     status: Literal["completed", "stopped", "failed"]
     reason: str
@@ -267,6 +288,7 @@ AnyEvent = (
     | EvaluationStarted
     | EvaluationFinished
     | CheckpointSaved
+    | Resumed
     | RunFinished
 )
 
@@ -280,10 +302,36 @@ FIELDS: Mapping[str, frozenset[str]] = {
 class EventLog:
     """Writes ``events.jsonl``. Used from one thread; every event is on its way to disk when ``emit`` returns."""
 
-    def __init__(self, path: str | Path, *, epoch: int = 0) -> None:
-        self._writer = RecordLog(path)
-        self._epoch = epoch
-        self._seq = 0
+    def __init__(self, path: str | Path, *, after: Event | None = None) -> None:
+        """``after``: the last event of a log that is continued in a new epoch; :meth:`reopen` finds it."""
+        self._writer = RecordLog(path, append=after is not None)
+        self._epoch, self._seq = (0, 0) if after is None else (after.epoch + 1, after.seq + 1)
+
+    @classmethod
+    def reopen(cls, path: str | Path) -> Self:
+        """Continue the log of a run that is resumed. The next event, ``resumed``, begins a new epoch; a torn last line
+        is cut off. RunError when the run was completed, or the log holds no event."""
+        line = last_line(path)
+        try:
+            last = msgspec.json.decode(line, type=AnyEvent)
+        except msgspec.DecodeError as error:
+            raise RunError(
+                f"no event to continue after: {error}",
+                origin=str(path),
+                fix="a run that wrote nothing cannot be resumed: start it again in a fresh directory",
+            ) from error
+        if isinstance(last, RunFinished) and last.status == "completed":
+            raise RunError(
+                "the run is complete: there is nothing to resume",
+                origin=str(path),
+                fix="read its report, or start another run",
+            )
+        return cls(path, after=last)
+
+    @property
+    def count(self) -> int:
+        """Events in the file, void ones included: the ``seq`` of the next."""
+        return self._seq
 
     def emit(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Append one event and return it as observers see it. ValueError for an unknown kind or for fields other

@@ -1,15 +1,18 @@
 """JSON lines on disk, written straight through and read back lazily.
 
 Every line is handed to the operating system before the write returns, so a killed process loses nothing it
-announced; what a dying machine may cut is the last line, which the reader tolerates and reports. Any other line
-that does not decode makes the file unusable: a log with a hole proves nothing.
+announced; what a dying machine may cut is the last line, which the reader tolerates and reports, and which a writer
+that continues the file cuts off. Any other line that does not decode makes the file unusable: a log with a hole proves
+nothing.
 """
 
 from __future__ import annotations
 
+import logging
+import mmap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, BinaryIO, Generic, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,6 +20,8 @@ import numpy as np
 from headrace.errors import RunError
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 def _plain(value: Any) -> Any:
@@ -26,13 +31,50 @@ def _plain(value: Any) -> Any:
     raise NotImplementedError(f"{type(value).__name__} is not JSON")
 
 
-class RecordLog:
-    """Appends records, one JSON line each, to a file that must not exist yet. Used from one thread."""
+def _unreadable(path: str | Path, error: OSError) -> RunError:
+    return RunError(
+        f"cannot read {path}: {error.strerror}", fix="name a run directory; it holds events.jsonl and metrics.jsonl"
+    )
 
-    def __init__(self, path: str | Path) -> None:
+
+def last_line(path: str | Path) -> bytes:
+    """The last line that has its end; empty when none has. RunError when the file cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return _last_line(file)[1]
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _last_line(file: BinaryIO) -> tuple[int, bytes]:
+    """Where the last whole line ends, and the line."""
+    try:
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except ValueError:  # an empty file cannot be mapped
+        return 0, b""
+    with content:
+        end = content.rfind(b"\n") + 1
+        return end, content[content.rfind(b"\n", 0, max(0, end - 1)) + 1 : end]
+
+
+def _cut_torn_line(path: Path) -> None:
+    with open(path, "r+b") as file:
+        size, (whole, _) = file.seek(0, 2), _last_line(file)
+        if whole < size:
+            logger.warning("%s ends in the middle of a line: its last %d bytes are cut off", path, size - whole)
+            file.truncate(whole)
+
+
+class RecordLog:
+    """Appends records, one JSON line each, to a file that must not exist yet; with ``append``, after those it has: a
+    torn last line is cut off then, with a warning. Used from one thread."""
+
+    def __init__(self, path: str | Path, *, append: bool = False) -> None:
         self._encoder = msgspec.json.Encoder(enc_hook=_plain)
         try:
-            self._file = open(path, "xb", buffering=0)  # noqa: SIM115  # closed by close()
+            if append and Path(path).exists():
+                _cut_torn_line(Path(path))
+            self._file = open(path, "ab" if append else "xb", buffering=0)  # noqa: SIM115  # closed by close()
         except FileExistsError as error:
             raise RunError(
                 f"{path} exists; a log is written by one run only", fix="use a fresh run directory"
@@ -96,7 +138,4 @@ class LineReader(Generic[T]):
                         ) from error
                     yield record
         except OSError as error:
-            raise RunError(
-                f"cannot read {self.path}: {error.strerror}",
-                fix="name a run directory; it holds events.jsonl and metrics.jsonl",
-            ) from error
+            raise _unreadable(self.path, error) from error

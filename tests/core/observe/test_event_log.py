@@ -24,15 +24,16 @@ def log(tmp_path: Path) -> Iterator[EventLog]:
 
 
 def test_events_are_numbered_and_read_back_typed(tmp_path: Path) -> None:
-    with EventLog(tmp_path / "events.jsonl", epoch=2) as log:
+    with EventLog(tmp_path / "events.jsonl") as log:
         first = log.emit("run_started", job="toy", seed=7, instances=["rollout-0"])
         log.emit("version_retired", version=3)
     one, two = read_events(tmp_path)
     assert isinstance(one, RunStarted)
-    assert (one.seq, one.epoch, one.job, one.instances) == (0, 2, "toy", ["rollout-0"])
+    assert (one.seq, one.epoch, one.job, one.instances) == (0, 0, "toy", ["rollout-0"])
     assert one.time == first["time"]
     assert isinstance(two, VersionRetired)
     assert (two.seq, two.version) == (1, 3)
+    assert log.count == 2
 
 
 def test_emit_returns_the_line_that_it_wrote(log: EventLog, tmp_path: Path) -> None:
@@ -47,7 +48,7 @@ def test_an_event_is_on_disk_when_emit_returns(log: EventLog, tmp_path: Path) ->
 
 
 def test_an_unknown_kind_is_refused(log: EventLog) -> None:
-    with pytest.raises(ValueError, match="no event kind 'run_began'; kinds: batch_taken"):
+    with pytest.raises(ValueError, match="no event kind 'run_began'; kinds: batch_released, batch_taken"):
         log.emit("run_began")
 
 
@@ -149,8 +150,79 @@ def test_an_absent_log_is_refused_with_a_fix(tmp_path: Path) -> None:
 
 
 def test_every_kind_has_the_common_keys_besides_its_own() -> None:
-    assert len(FIELDS) == 21
+    assert len(FIELDS) == 23
     assert not any(fields & {"seq", "time", "epoch", "kind"} for fields in FIELDS.values())
+
+
+# ---------------------------------------------------------------- a log that is continued
+
+RESUMED = {"version": 0, "checkpoint": "checkpoints/0", "events": 1, "restarted": []}
+
+
+def test_a_reopened_log_goes_on_counting_in_the_next_epoch(log: EventLog, tmp_path: Path) -> None:
+    for expected in (1, 2):
+        log.emit("version_retired", version=0)
+        log.close()
+        log = EventLog.reopen(tmp_path / "events.jsonl")
+        log.emit("resumed", **RESUMED)
+        assert [e.seq for e in read_events(tmp_path)] == list(range(log.count))
+        assert [e.epoch for e in read_events(tmp_path)][-2:] == [expected - 1, expected]
+    log.close()
+
+
+@pytest.mark.parametrize("torn", [b'{"seq":1,"ti', b"\0" * 4096], ids=["half a line", "a page of zeros"])
+def test_a_torn_last_line_is_cut_off_before_a_log_goes_on(
+    torn: bytes, log: EventLog, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log.emit("version_retired", version=0)
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(path.read_bytes() + torn)
+    with EventLog.reopen(path) as again:
+        again.emit("resumed", **RESUMED)
+    reader = read_events(path)
+    assert [(e.seq, e.epoch) for e in reader] == [(0, 0), (1, 1)]
+    assert not reader.cut_short
+    assert f"its last {len(torn)} bytes are cut off" in caplog.text
+
+
+@pytest.mark.parametrize("status", ["stopped", "failed"])
+def test_a_run_that_ended_early_can_be_continued(status: str, log: EventLog, tmp_path: Path) -> None:
+    log.emit("run_finished", status=status, reason="")
+    with EventLog.reopen(tmp_path / "events.jsonl") as again:
+        assert again.emit("resumed", **RESUMED)["seq"] == 1
+
+
+def test_a_completed_run_is_not_continued(log: EventLog, tmp_path: Path) -> None:
+    log.emit("run_finished", status="completed", reason="")
+    before = (tmp_path / "events.jsonl").read_bytes()
+    with pytest.raises(RunError, match="the run is complete: there is nothing to resume"):
+        EventLog.reopen(tmp_path / "events.jsonl")
+    assert (tmp_path / "events.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b'{"seq":0', b'{"seq":0}\n', b"\n"])
+def test_a_log_without_an_event_is_not_continued(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_bytes(content)
+    with pytest.raises(RunError, match="no event to continue after") as caught:
+        EventLog.reopen(tmp_path / "events.jsonl")
+    assert "fresh directory" in caught.value.fix
+
+
+def test_an_absent_log_is_not_continued(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="cannot read"):
+        EventLog.reopen(tmp_path / "events.jsonl")
+
+
+def test_records_are_appended_after_the_last_whole_one_and_an_absent_file_is_begun(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for step in range(3):
+        with RecordLog(path, append=True) as log:
+            log.write({"time": 1.5, "phase": "p", "version": 4, "step": step})
+        path.write_bytes(path.read_bytes() + b'{"time":')
+    assert [record.step for record in read_metrics(path)] == [0, 1, 2]
+
+
+# ---------------------------------------------------------------- metrics and evaluations
 
 
 def test_metrics_are_read_with_their_step_and_non_finite_numbers_as_nan(tmp_path: Path) -> None:
