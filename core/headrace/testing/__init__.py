@@ -9,6 +9,7 @@ from headrace.testing.algorithm import FakeAlgorithm
 from headrace.testing.environment import FakeEnvironment
 from headrace.testing.inference import FakeInferenceEngine
 from headrace.testing.pertoken import PerToken
+from headrace.testing.staleness import FakeStaleness
 from headrace.testing.storage import FakeStorage
 from headrace.testing.training import FakeTrainingEngine
 from headrace.testing.transport import FakeWeightTransport
@@ -17,6 +18,7 @@ __all__ = [
     "FakeAlgorithm",
     "FakeEnvironment",
     "FakeInferenceEngine",
+    "FakeStaleness",
     "FakeStorage",
     "FakeTrainingEngine",
     "FakeWeightTransport",

@@ -11,17 +11,21 @@ A rule about a capability that the plugin does not have is skipped, with the rea
 it is, and what was seen. Invariant: a suite knows nothing of a plugin but its contract.
 """
 
+from headrace.testing.suites.algorithm import AlgorithmContract
 from headrace.testing.suites.environment import EnvironmentContract
 from headrace.testing.suites.inference import InferenceEngineContract
 from headrace.testing.suites.rules import RuleBrokenError
+from headrace.testing.suites.staleness import StalenessContract
 from headrace.testing.suites.storage import StorageContract
 from headrace.testing.suites.training import TrainingEngineContract
 from headrace.testing.suites.transport import WeightTransportContract
 
 __all__ = [
+    "AlgorithmContract",
     "EnvironmentContract",
     "InferenceEngineContract",
     "RuleBrokenError",
+    "StalenessContract",
     "StorageContract",
     "TrainingEngineContract",
     "WeightTransportContract",
