@@ -5,62 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.observe.audit import audit_run
+from support.whole_runs import alive, descendants, events, follow
 
 Start = Callable[..., Any]
-
-
-def events(run: Any, *kinds: str) -> list[dict[str, Any]]:
-    lines = (run.directory / "events.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["kind"] in kinds]
-
-
-def follow(run: Any, kind: str) -> dict[str, Any]:
-    """Block until the run has logged an event of this kind; the log is read as it grows."""
-    path = run.directory / "events.jsonl"
-    while run.process.poll() is None:
-        if path.exists():
-            for line in path.read_text().splitlines():
-                if f'"kind":"{kind}"' in line:
-                    return json.loads(line)
-        os.sched_yield()
-    raise AssertionError(f"the run ended before {kind}: {run.process.communicate()}")
-
-
-def alive(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists() and not _zombie(pid)]
-
-
-def _zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-def descendants(pid: int) -> list[int]:
-    """Every process below ``pid``, whatever its session."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-
-    def below(root: int) -> Iterator[int]:
-        for child, parent in parents.items():
-            if parent == root:
-                yield child
-                yield from below(child)
-
-    return list(below(pid))
 
 
 def keys_in_use(run: Any) -> set[str]:
@@ -158,15 +112,3 @@ def _ended_within(handle: int, seconds: float) -> bool:
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
-
-
-def test_a_lost_node_fails_the_run_and_is_named(start: Start) -> None:
-    run = start("phase.rl.steps=100000")
-    follow(run, "batch_trained")
-    victim = next(e for e in events(run, "node_started") if e["node"] == "rollout-1")
-    below = descendants(run.process.pid)
-    os.kill(victim["pid"], signal.SIGKILL)
-    assert run.wait(seconds=30) == 1
-    assert "rollout-1" in run.stderr
-    assert "Traceback" not in run.stderr
-    assert alive(below) == []

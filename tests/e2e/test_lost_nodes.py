@@ -1,0 +1,78 @@
+"""Processes of a running job are killed or stopped: the run goes on, or ends by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headrace.observe.audit import audit_run
+from support.whole_runs import alive, descendants, events, follow
+
+Start = Callable[..., Any]
+
+
+def pid_of(run: Any, node: str) -> int:
+    return [event for event in events(run, "node_started") if event["node"] == node][-1]["pid"]
+
+
+def lost(run: Any) -> list[str]:
+    return [event["node"] for event in events(run, "node_stopped") if event["reason"] != "ended"]
+
+
+@pytest.mark.parametrize("node", ["rollout-1", "environment-0", "storage-0"])
+@pytest.mark.parametrize("max_staleness", [2, 0])
+def test_a_node_that_is_killed_is_started_again_and_the_run_completes(
+    start: Start, node: str, max_staleness: int
+) -> None:
+    run = start("phase.rl.steps=12", f"staleness.max_staleness={max_staleness}")
+    follow(run, "batch_trained", phase="rl")
+    os.kill(pid_of(run, node), signal.SIGKILL)
+    assert run.wait() == 0, run.stderr
+    assert lost(run) == [node]
+    assert len([e for e in events(run, "node_started") if e["node"] == node]) == 2
+    assert audit_run(run.directory).ok
+
+
+def test_a_scoring_process_that_is_killed_is_replaced(start: Start) -> None:
+    run = start("phase.rl.steps=12")
+    follow(run, "batch_trained", phase="rl")
+    for scorer in descendants(pid_of(run, "environment-0")):
+        os.kill(scorer, signal.SIGKILL)
+    assert run.wait() == 0, run.stderr
+    assert lost(run) == []
+    assert audit_run(run.directory).ok
+
+
+def test_a_killed_trainer_ends_the_run_and_is_named(start: Start) -> None:
+    run = start("phase.rl.steps=100000")
+    follow(run, "batch_trained")
+    below = descendants(run.process.pid)
+    os.kill(pid_of(run, "trainer"), signal.SIGKILL)
+    assert run.wait(seconds=30) == 1
+    assert "node trainer" in run.stderr
+    assert "Traceback" not in run.stderr
+    assert alive(below) == []
+
+
+def test_a_node_that_is_lost_too_often_ends_the_run_and_is_named(start: Start) -> None:
+    run = start("phase.rl.steps=100000", "launcher.max_restarts=0")
+    follow(run, "batch_trained")
+    os.kill(pid_of(run, "rollout-1"), signal.SIGKILL)
+    assert run.wait(seconds=30) == 1
+    assert "rollout-1" in run.stderr
+    assert "max_restarts" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_a_node_that_hangs_is_taken_for_lost(start: Start) -> None:
+    run = start("phase.rl.steps=12")
+    follow(run, "batch_trained", phase="rl")
+    os.kill(pid_of(run, "rollout-0"), signal.SIGSTOP)
+    assert run.wait() == 0, run.stderr
+    stopped = next(e for e in events(run, "node_stopped") if e["node"] == "rollout-0")
+    assert stopped["reason"].startswith("sent no heartbeat")
+    assert audit_run(run.directory).ok
