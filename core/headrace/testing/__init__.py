@@ -8,6 +8,7 @@ their own. Nothing else imports this room.
 from headrace.testing.algorithm import FakeAlgorithm
 from headrace.testing.environment import FakeEnvironment
 from headrace.testing.inference import FakeInferenceEngine
+from headrace.testing.launcher import FakeLauncher
 from headrace.testing.pertoken import PerToken
 from headrace.testing.staleness import FakeStaleness
 from headrace.testing.storage import FakeStorage
@@ -18,6 +19,7 @@ __all__ = [
     "FakeAlgorithm",
     "FakeEnvironment",
     "FakeInferenceEngine",
+    "FakeLauncher",
     "FakeStaleness",
     "FakeStorage",
     "FakeTrainingEngine",

@@ -14,6 +14,7 @@ it is, and what was seen. Invariant: a suite knows nothing of a plugin but its c
 from headrace.testing.suites.algorithm import AlgorithmContract
 from headrace.testing.suites.environment import EnvironmentContract
 from headrace.testing.suites.inference import InferenceEngineContract
+from headrace.testing.suites.launcher import LauncherContract
 from headrace.testing.suites.rules import RuleBrokenError
 from headrace.testing.suites.staleness import StalenessContract
 from headrace.testing.suites.storage import StorageContract
@@ -24,6 +25,7 @@ __all__ = [
     "AlgorithmContract",
     "EnvironmentContract",
     "InferenceEngineContract",
+    "LauncherContract",
     "RuleBrokenError",
     "StalenessContract",
     "StorageContract",

@@ -209,7 +209,8 @@ def _taught(prepared: Prepared) -> Array:
     if isinstance(advantages, Ragged):
         per_token = per_token * np.abs(advantages.values)
     pushed = [bool(row.any()) for row in _weights(prepared).like(per_token)]
-    return np.asarray(prepared.trained, dtype=bool) & np.array(pushed)
+    taught: Array = np.asarray(prepared.trained, dtype=bool) & np.array(pushed)
+    return taught
 
 
 def _loss(
