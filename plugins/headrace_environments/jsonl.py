@@ -19,6 +19,7 @@ from typing import Any
 
 from headrace.contract import Split, Task
 from headrace.errors import ConfigError
+from headrace_environments.chat import ChatSettings
 from headrace_environments.text import Origin, TextEnvironment, render
 
 CHECKED = 2000
@@ -26,7 +27,7 @@ CHECKED = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsonlSettings:
+class JsonlSettings(ChatSettings):
     """Paths are relative to the job file's folder."""
 
     path: str
@@ -39,6 +40,7 @@ class JsonlSettings:
     evaluation_share: float = 0.1
 
     def __post_init__(self) -> None:
+        ChatSettings.__post_init__(self)
         if not 0 <= self.evaluation_share < 1:
             raise ValueError(f"evaluation_share must be at least 0 and less than 1, got {self.evaluation_share}")
         if not self.answer and self.reward == "exact":

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 from headrace.contract import Episode, Score, Split, Task
 from headrace.errors import ConfigError, PluginError
+from headrace_environments.chat import ChatSettings
 from headrace_environments.plain import from_plain, to_plain
 from headrace_environments.text import Origin, Scorer, TextEnvironment, finished, render
 
@@ -42,7 +43,7 @@ HASH_ORDERED = frozenset({"codeio", "isomorphic_strings", "polynomial_multiplica
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReasoningGymSettings:
+class ReasoningGymSettings(ChatSettings):
     """What to generate and how to ask."""
 
     dataset: str
@@ -54,6 +55,7 @@ class ReasoningGymSettings:
     reward: str = "verifier"
 
     def __post_init__(self) -> None:
+        ChatSettings.__post_init__(self)
         taken = sorted(RESERVED & set(self.config))
         if taken:
             raise ValueError(f"config must not set {' or '.join(taken)}: tasks follow the job's seed, without end")

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from headrace.contract import (
+    Array,
     Demonstrations,
     Environment,
     EnvironmentContext,
@@ -27,6 +28,7 @@ from headrace.contract import (
     Task,
 )
 from headrace.errors import ConfigError, ContractError
+from headrace_environments.chat import ChatSettings, ChatTemplate
 from headrace_environments.rewards import load_reward
 from headrace_environments.tokenizer import TextTokenizer
 
@@ -36,11 +38,13 @@ Origin: TypeAlias = Callable[[str], str]
 
 class TextEnvironment(Environment, Demonstrations):
     """Base of the text environments. ``Settings`` must have ``reward``: the name of one of
-    :meth:`built_in_rewards`, ``"module:function"`` or ``"./file.py:function"``."""
+    :meth:`built_in_rewards`, ``"module:function"`` or ``"./file.py:function"``. With :class:`ChatSettings` as their
+    base, tasks can be put through the model's chat template."""
 
     tokenizer: TextTokenizer
     context: EnvironmentContext
     _scorer: Scorer
+    _chat: ChatTemplate | None = None
 
     @classmethod
     def preflight(cls, settings: Any, *, directory: str, origin: Origin) -> None:
@@ -50,6 +54,8 @@ class TextEnvironment(Environment, Demonstrations):
     def start(self, context: EnvironmentContext) -> None:
         self.context = context
         self.tokenizer = TextTokenizer.load(context.model_path)
+        if isinstance(self.settings, ChatSettings) and self.settings.chat:
+            self._chat = ChatTemplate.load(context.model_path, system=self.settings.system)
         self._prepare(context.directory, lambda key: f"[environment] {key} = {getattr(self.settings, key)!r}")
         self.check()
 
@@ -71,7 +77,7 @@ class TextEnvironment(Environment, Demonstrations):
         return record
 
     async def run(self, task: Task, session: GenerationSession) -> Episode:
-        prompt = self.tokenizer.prompt(task.data["prompt"])
+        prompt = self._prompt(task)
         completion = await session.generate(prompt, stop_token_ids=self.tokenizer.stops)
         if len(completion.token_ids) != len(completion.logprobs):
             raise ContractError(
@@ -91,7 +97,7 @@ class TextEnvironment(Environment, Demonstrations):
                 origin=f"task {task.id}",
                 fix="train on it with a reward, or choose tasks that come with answers",
             )
-        prompt, answer = self.tokenizer.prompt(task.data["prompt"]), self.tokenizer.answer(task.data["answer"])
+        prompt, answer = self._prompt(task), self.tokenizer.answer(task.data["answer"])
         length = len(prompt) + len(answer)
         return Episode(
             tokens=np.concatenate([prompt, answer]),
@@ -105,9 +111,16 @@ class TextEnvironment(Environment, Demonstrations):
     def check_texts(self, tasks: Iterable[Task], *, origin: str) -> None:
         """ConfigError when the vocabulary cannot spell a prompt or an answer of ``tasks``."""
         for task in tasks:
-            self.tokenizer.prompt(task.data["prompt"])
+            self._prompt(task)
             if task.data["answer"] is not None:
                 self.tokenizer.check([task.data["answer"]], origin=f"{origin}, task {task.id}")
+
+    def _prompt(self, task: Task) -> Array:
+        """int32 [P]: what the policy is asked with."""
+        text = task.data["prompt"]
+        if self._chat is None:
+            return self.tokenizer.prompt(text)
+        return self.tokenizer.prompt(self._chat.render(text), whole=True)
 
     def _prepare(self, directory: str, origin: Origin) -> None:
         self._scorer = self._choose_reward(directory, origin("reward"))

@@ -40,7 +40,7 @@ class TextTokenizer:
         """Read ``tokenizer.json`` and its neighbours. ConfigError when one is missing or says too little."""
         folder = Path(model_path)
         tokenizer = _read_tokenizer(folder / "tokenizer.json")
-        settings = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
+        settings = read_settings(folder)
         generation = {**_read_json(folder / "config.json"), **_read_json(folder / "generation_config.json")}
         stops = _ids(generation.get("eos_token_id"))
         eos = _token_id(tokenizer, settings.get("eos_token"))
@@ -53,11 +53,12 @@ class TextTokenizer:
         prefix = _prefix(tokenizer, settings)
         return cls(tokenizer, prefix=prefix, eos=stops[0] if eos is None else eos, stops=stops)
 
-    def prompt(self, text: str) -> Array:
+    def prompt(self, text: str, *, whole: bool = False) -> Array:
         """Prompt ids, int32 [P], P >= 1: what the tokenizer puts before a text (a BOS token, if any), then the text.
+        ``whole``: the text has that already, as chat templates write it.
 
         ConfigError names characters that the vocabulary lacks."""
-        ids = self._prefix + self._encode(text)
+        ids = self._encode(text) if whole else self._prefix + self._encode(text)
         if not ids:
             raise ConfigError("a prompt has no tokens", origin=repr(text), fix="give every task a prompt with text")
         return np.array(ids, dtype=np.int32)
@@ -188,6 +189,17 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
+def read_settings(folder: Path) -> dict[str, Any]:
+    """What a model's folder says about its tokenizer: special tokens, chat template. ConfigError for invalid JSON."""
+    return {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
+
+
+def token_text(token: object) -> str | None:
+    """A special token as Hugging Face files name it: text, or a table with its ``content``."""
+    found = token.get("content") if isinstance(token, dict) else token
+    return found if isinstance(found, str) else None
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
@@ -199,10 +211,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _token_id(tokenizer: Tokenizer, token: object) -> int | None:
-    """The id of a special token as Hugging Face files name it: text, or a table with its ``content``."""
-    if isinstance(token, dict):
-        token = token.get("content")
-    return tokenizer.token_to_id(token) if isinstance(token, str) else None
+    text = token_text(token)
+    return None if text is None else tokenizer.token_to_id(text)
 
 
 def _ids(value: object) -> list[int]:
