@@ -9,6 +9,7 @@ from headrace.testing.algorithm import FakeAlgorithm
 from headrace.testing.environment import FakeEnvironment
 from headrace.testing.inference import FakeInferenceEngine
 from headrace.testing.launcher import FakeLauncher
+from headrace.testing.observer import FakeObserver
 from headrace.testing.pertoken import PerToken
 from headrace.testing.staleness import FakeStaleness
 from headrace.testing.storage import FakeStorage
@@ -20,6 +21,7 @@ __all__ = [
     "FakeEnvironment",
     "FakeInferenceEngine",
     "FakeLauncher",
+    "FakeObserver",
     "FakeStaleness",
     "FakeStorage",
     "FakeTrainingEngine",

@@ -15,6 +15,7 @@ from headrace.testing.suites.algorithm import AlgorithmContract
 from headrace.testing.suites.environment import EnvironmentContract
 from headrace.testing.suites.inference import InferenceEngineContract
 from headrace.testing.suites.launcher import LauncherContract
+from headrace.testing.suites.observer import ObserverContract
 from headrace.testing.suites.rules import RuleBrokenError
 from headrace.testing.suites.staleness import StalenessContract
 from headrace.testing.suites.storage import StorageContract
@@ -26,6 +27,7 @@ __all__ = [
     "EnvironmentContract",
     "InferenceEngineContract",
     "LauncherContract",
+    "ObserverContract",
     "RuleBrokenError",
     "StalenessContract",
     "StorageContract",
