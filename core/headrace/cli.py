@@ -49,7 +49,10 @@ def command_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"headrace {headrace.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = _command(commands, "run", _run, "run a job; its directory is printed and made under runs/")
-    _job_arguments(run)
+    _job_arguments(run, optional=True)
+    run.add_argument(
+        "--resume", type=Path, metavar="RUN", help="continue a run from its newest checkpoint, in its place"
+    )
     run.add_argument("--run-dir", type=Path, metavar="DIR", help="directory of this run, instead of a new one")
     _job_arguments(_command(commands, "check", _check, "say what is wrong with a job, without starting anything"))
     _job_arguments(_command(commands, "graph", _graph, "show a job's processes and who talks to whom"))
@@ -73,8 +76,8 @@ def _command(
     return parser
 
 
-def _job_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", metavar="JOB", help="job file (TOML)")
+def _job_arguments(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    parser.add_argument("job", metavar="JOB", nargs="?" if optional else None, help="job file (TOML)")
     parser.add_argument(
         "--set",
         action="append",
@@ -86,6 +89,8 @@ def _job_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.resume is not None:
+        return _resume(options)
     try:
         job = _checked(options)
         from headrace.run import run_job
@@ -93,6 +98,16 @@ def _run(options: argparse.Namespace) -> int:
         print("interrupted before the run began: nothing was started", file=sys.stderr)
         return INTERRUPTED
     return run_job(job, run_dir=options.run_dir)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    if options.job is not None or options.overrides or options.run_dir is not None:
+        raise ConfigError(
+            "a run is resumed as it was: --resume stands alone", fix=f"headrace run --resume {options.resume}"
+        )
+    from headrace.run import resume_job
+
+    return resume_job(options.resume, _refuse_faults)
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -153,15 +168,24 @@ def _report(options: argparse.Namespace) -> int:
 
 def _checked(options: argparse.Namespace) -> Job:
     """The job, free of errors; its warnings are printed."""
-    from headrace.config import check_job, load_job, raise_errors
+    from headrace.config import load_job
 
+    if options.job is None:
+        raise ConfigError("which job? A job file is missing", fix="headrace run JOB, or headrace run --resume RUN")
     job = load_job(options.job, options.overrides)
-    findings = check_job(job, run_dir=getattr(options, "run_dir", None))
+    _refuse_faults(job, run_dir=getattr(options, "run_dir", None))
+    return job
+
+
+def _refuse_faults(job: Job, run_dir: Path | None = None) -> None:
+    """Print a job's warnings and raise its errors."""
+    from headrace.config import check_job, raise_errors
+
+    findings = check_job(job, run_dir=run_dir)
     for finding in findings:
         if finding.severity == "warning":
             print(finding, file=sys.stderr)
     raise_errors([finding.error for finding in findings if finding.severity == "error"])
-    return job
 
 
 def _text(error: HeadraceError) -> str:

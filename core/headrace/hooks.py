@@ -52,6 +52,10 @@ class ObserverHooks:
         """One line of ``metrics.jsonl``, after it was written: one per trained batch."""
 
     @hookspec
+    def notice(self, text: str) -> None:
+        """Something that a person who watches should read now, in one line."""
+
+    @hookspec
     def run_closed(self, status: str, summary: Mapping[str, Any]) -> None:
         """After the last event, with every process of the run gone. ``status``: ``completed``, ``stopped`` or
         ``failed``. ``summary`` holds what there is of ``reason``, ``run_dir``, ``samples_before`` and

@@ -6,7 +6,7 @@ findings can be wired; a key that nothing reads is refused, and every message sa
 
 from headrace.config.checks import check_job
 from headrace.config.findings import Finding, JobErrors, raise_errors
-from headrace.config.loading import load_job
+from headrace.config.loading import load_job, load_resolved
 from headrace.config.schema import (
     BatchConfig,
     CheckpointConfig,
@@ -41,5 +41,6 @@ __all__ = [
     "check_job",
     "dumps",
     "load_job",
+    "load_resolved",
     "raise_errors",
 ]

@@ -6,6 +6,7 @@ tables, and the whole is validated at once.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,7 +65,23 @@ def load_job(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Job
     sources = read_sources(file, name=os.fspath(path))
     for text in overrides:
         sources.override(text)
-    loader = _Loader(sources, directory=file.resolve().parent)
+    return _load(sources, directory=file.resolve().parent)
+
+
+def load_resolved(path: Path, *, directory: str) -> Job:
+    """The job that ``job.json`` of a run holds. ``directory``: of the job file it once was."""
+    data = _without_none(json.loads(path.read_text()))
+    return _load(Sources(file=str(path), data=data), directory=Path(directory))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list) else value
+
+
+def _load(sources: Sources, *, directory: Path) -> Job:
+    loader = _Loader(sources, directory=directory)
     job, problems = validate(Job, loader.plain())
     for problem in problems:
         if problem.path not in loader.reported:

@@ -136,8 +136,10 @@ class EvaluationConfig(Table):
 class CheckpointConfig(Table):
     """``[checkpoint]``."""
 
-    every: Period = 0
+    every: Period = 25
+    """Batches; 0: only when the run is asked to stop, and at the end of a phase."""
     keep: Count = 2
+    """How many stay."""
 
 
 class Until(Table):

@@ -64,6 +64,10 @@ class ObserverManager:
         """See :meth:`ObserverHooks.metrics`."""
         self._broadcast("metrics", record=record)
 
+    def notice(self, text: str) -> None:
+        """See :meth:`ObserverHooks.notice`."""
+        self._broadcast("notice", text=text)
+
     def run_closed(self, status: str, summary: Mapping[str, Any]) -> None:
         """See :meth:`ObserverHooks.run_closed`; then every observer is closed."""
         self._broadcast("run_closed", status=status, summary=summary)

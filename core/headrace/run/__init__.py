@@ -1,5 +1,5 @@
 """A job, run: the loop a reader opens first is :mod:`headrace.run.loop`."""
 
-from headrace.run.runner import run_job
+from headrace.run.runner import resume_job, run_job
 
-__all__ = ["run_job"]
+__all__ = ["resume_job", "run_job"]

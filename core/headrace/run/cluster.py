@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace.config import Job
 from headrace.contract import Environment, EnvironmentContext, Launcher
@@ -25,6 +25,8 @@ from headrace.services.storage import StorageClient, StorageSetup
 from headrace.services.supervisor import NodePlan, Supervisor
 from headrace.services.workers import Workers
 from headrace.wire import Client, Network
+
+T = TypeVar("T")
 
 MODEL_DEADLINE = 300.0
 TRAINER, STORAGE = "trainer", "storage-0"
@@ -79,7 +81,6 @@ class Cluster:
         )
         self.controller.supervisor = self.supervisor
         names = [f"rollout-{i}" for i in range(job.rollout.instances)]
-        self._emit("run_started", job=job.job.name, seed=job.job.seed, instances=names)
         await self._launch_storage()
         await self._launch_trainer()
         self.model_path = await self._model()
@@ -132,6 +133,8 @@ class Cluster:
         if model.path is not None:
             return model.path
         path = str(self._directory.models / "initial")
+        if self._directory.has_initial_model():
+            return path  # of the run that is resumed
         await self.trainer.call(
             "create_model",
             ScratchModel(
@@ -234,10 +237,10 @@ class Cluster:
         if not task.cancelled() and (error := task.exception()) and not failed.done():
             failed.set_exception(error)
 
-    async def guard(self, work: Coroutine[Any, Any, None]) -> None:
+    async def guard(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` until it ends, a node is lost for good, or background work fails."""
         running = asyncio.create_task(work, name="loop")
-        ends: set[asyncio.Future[None]] = {running, self.controller.failed}
+        ends: set[asyncio.Future[Any]] = {running, self.controller.failed}
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -246,7 +249,7 @@ class Cluster:
                 await asyncio.wait({running})
         if self.controller.failed.done():
             self.controller.failed.result()
-        running.result()
+        return running.result()
 
     async def close(self) -> None:
         """End every node and forget every secret and socket."""

@@ -6,20 +6,21 @@ RUN/
   metrics.jsonl       one object per training batch
   evaluation.jsonl    one object per evaluation, with sample answers
   model/              the model it started from, and `final/`, the exported result
-  checkpoints/        resume saves
+  checkpoints/        what the run can be resumed from
   logs/               one file per node
   report.html
+  lock                held by the process that works here
 """
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
-import shutil
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, RunError
 
 
 class RunDirectory:
@@ -33,6 +34,8 @@ class RunDirectory:
         self.models = path / "model"
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
+        self.job = path / "job.json"
+        self._lock: IO[bytes] | None = None
 
     @classmethod
     def create(cls, base: Path, name: str) -> RunDirectory:
@@ -59,12 +62,38 @@ class RunDirectory:
             ) from None
 
     @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """The directory of a run that is to go on. RunError when it is none, or its run is still going on."""
+        run = cls(path.resolve())
+        if not run.job.is_file():
+            raise RunError(
+                f"{path} is not the directory of a run: it has no {run.job.name}",
+                origin="--resume",
+                fix="name the directory that `headrace run` printed",
+            )
+        run._claim()
+        return run
+
+    def _claim(self) -> None:
+        """One process works in a run directory at a time; the claim ends with the process."""
+        self._lock = open(self.path / "lock", "wb")  # noqa: SIM115  # held as long as the process lives
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RunError(
+                f"the run in {self.path} is still going on",
+                origin="--resume",
+                fix="wait for its end, or stop it with Ctrl-C",
+            ) from None
+
+    @classmethod
     def _make(cls, path: Path) -> RunDirectory:
         try:
             path.mkdir(parents=True)
             run = cls(path.resolve())
             for folder in (run.models, run.checkpoints, run.logs):
                 folder.mkdir()
+            run._claim()
         except FileExistsError:
             raise
         except OSError as error:
@@ -75,15 +104,14 @@ class RunDirectory:
             ) from error
         return run
 
+    def has_initial_model(self) -> bool:
+        """Whether the model that the run started from was made here, and is whole."""
+        return (self.models / "initial" / "config.json").is_file()
+
     def checkpoint(self, version: int) -> Path:
         """Where the checkpoint of a version goes; names sort by version."""
         return self.checkpoints / f"version-{version:08d}"
 
-    def prune_checkpoints(self, *, keep: int) -> None:
-        """Remove all but the newest ``keep``. Called after a save, so that a complete one always exists."""
-        for path in sorted(self.checkpoints.glob("version-*"))[:-keep]:
-            shutil.rmtree(path)
-
     def write_job(self, resolved: dict[str, Any]) -> None:
         """Keep the resolved job."""
-        (self.path / "job.json").write_text(json.dumps(resolved, indent=2) + "\n")
+        self.job.write_text(json.dumps(resolved, indent=2) + "\n")

@@ -7,6 +7,7 @@ version that was asked for, so two evaluations that end together cannot overwrit
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -30,7 +31,7 @@ class _Round:
     """One version's evaluation in progress."""
 
     version: int
-    done: asyncio.Future[dict[str, float]]
+    done: asyncio.Future[dict[str, float | None]]
     started: float
     open_items: set[int]
     samples: dict[bool, list[EvaluationSample]] = field(default_factory=dict)
@@ -71,10 +72,10 @@ class Evaluator:
         self._items = 0
         self._rounds: dict[int, _Round] = {}
         self._round_of_item: dict[int, _Round] = {}
-        self.results: dict[int, dict[str, float]] = {}
+        self.results: dict[int, dict[str, float | None]] = {}
         self.lockstep = plan.lockstep
 
-    def begin(self, version: int, *, finished: Callable[[], None]) -> asyncio.Future[dict[str, float]]:
+    def begin(self, version: int, *, finished: Callable[[], None]) -> asyncio.Future[dict[str, float | None]]:
         """Start evaluating ``version``, which instances must be serving; ``finished`` releases its pin."""
         instances = self._fleet.hosting(version)
         items = self._work_items(version, instances)
@@ -144,10 +145,10 @@ class Evaluator:
 
     def _finish(self, current: _Round) -> None:
         del self._rounds[current.version]
-        result: dict[str, float] = {}
+        result: dict[str, float | None] = {}
         for greedy, samples in current.samples.items():
             mode = "greedy" if greedy else "sampled"
-            result[f"evaluation/{mode}_accuracy"] = sum(s.correct for s in samples) / len(samples)
+            result[f"evaluation/{mode}_accuracy"] = _accuracy(samples)
             self._record(self._record_of(current, mode, samples))
         self._emit(
             "evaluation_finished",
@@ -170,3 +171,10 @@ class Evaluator:
             mode=mode,
             samples=[KeptSample(prompt=s.prompt, answer=s.answer, reward=s.reward) for s in ordered[:SAMPLES_KEPT]],
         )
+
+
+def _accuracy(samples: list[EvaluationSample]) -> float | None:
+    """An answer that could not be scored counts as wrong; when none could be, nothing is known."""
+    if all(math.isnan(sample.reward) for sample in samples):
+        return None
+    return sum(sample.correct for sample in samples) / len(samples)

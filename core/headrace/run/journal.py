@@ -12,19 +12,22 @@ from headrace.observe.lines import RecordLog
 from headrace.observe.observers import ObserverManager
 from headrace.observe.records import EvaluationRecord
 from headrace.registry import build
+from headrace.run.checkpoint import RunState
 from headrace.run.directory import RunDirectory
 
 
 class Journal:
     """One per run; used in the controller's process only."""
 
-    def __init__(self, directory: RunDirectory, job: Job) -> None:
-        self._events = EventLog(directory.events)
-        self._metrics = RecordLog(directory.metrics)
-        self._evaluations = RecordLog(directory.evaluation)
-        self._before: dict[str, EvaluationRecord] = {}
+    def __init__(self, directory: RunDirectory, job: Job, *, resumed: RunState | None = None) -> None:
+        self._events = EventLog(directory.events) if resumed is None else EventLog.reopen(directory.events)
+        self._metrics = RecordLog(directory.metrics, append=resumed is not None)
+        self._evaluations = RecordLog(directory.evaluation, append=resumed is not None)
+        self.before: dict[str, EvaluationRecord] = {} if resumed is None else dict(resumed.samples_before)
+        """The last answers, by mode, from before anything was trained on generated rows."""
         self._after: dict[str, EvaluationRecord] = {}
-        self._rolling_out = False
+        self.rolled_out = resumed is not None and resumed.rolled_out
+        """Whether anything may have been trained on generated rows."""
         self._observers = ObserverManager()
         for spec in job.observers:
             observer = build(spec)
@@ -32,11 +35,20 @@ class Journal:
             self._observers.register(observer, name=spec.use)
         self._observers.run_opened(str(directory.path), job.resolved())
 
+    @property
+    def event_count(self) -> int:
+        """Events written so far."""
+        return self._events.count
+
     def emit(self, kind: str, **fields: Any) -> None:
         """Append an event and show it to observers."""
         if kind == "phase_started":
-            self._rolling_out = self._rolling_out or fields["rollout"]
+            self.rolled_out = self.rolled_out or fields["rollout"]
         self._observers.event(self._events.emit(kind, **fields))
+
+    def notice(self, text: str) -> None:
+        """Tell whoever watches."""
+        self._observers.notice(text)
 
     def metrics(self, values: dict[str, float], *, phase: str, version: int, step: int) -> None:
         """Append a metrics record and show it to observers."""
@@ -45,20 +57,21 @@ class Journal:
         self._observers.metrics(record)
 
     def evaluation(self, record: EvaluationRecord) -> None:
-        """Append an evaluation. The answers shown as "before" are the last ones from before anything was trained on
-        generated rows."""
+        """Append an evaluation."""
         self._evaluations.write(record)
-        if record.mode not in self._before or not self._rolling_out:
-            self._before[record.mode] = record
+        if record.mode not in self.before or not self.rolled_out:
+            self.before[record.mode] = record
         self._after[record.mode] = record
 
     def samples(self) -> dict[str, Any]:
-        """Sample answers before and after; sampled ones where there are any, since training changes those most."""
-        mode = "sampled" if "sampled" in self._after else "greedy"
+        """Sample answers before and after training; sampled ones where there are any, since training changes those
+        most. Only those from before when there are no others."""
+        mode = "sampled" if "sampled" in self.before else "greedy"
+        found = {"samples_before": self.before.get(mode), "samples_after": self._after.get(mode)}
         return {
-            name: [{"prompt": s.prompt, "answer": s.answer, "reward": s.reward} for s in records[mode].samples]
-            for name, records in (("samples_before", self._before), ("samples_after", self._after))
-            if mode in records
+            name: [{"prompt": s.prompt, "answer": s.answer, "reward": s.reward} for s in record.samples]
+            for name, record in found.items()
+            if record is not None and (name == "samples_before" or record is not found["samples_before"])
         }
 
     def finish(self, status: str, reason: str) -> None:

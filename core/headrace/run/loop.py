@@ -25,26 +25,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
-from headrace.config import Job, Phase
-from headrace.contract import SaveKind, StalenessPolicy, WeightManifest
+from headrace.config import Phase
+from headrace.contract import StalenessPolicy, WeightManifest
 from headrace.errors import LostRowsError, RunError
 from headrace.flow import BatchLease, Flow
 from headrace.registry import build
-from headrace.run.directory import RunDirectory
-from headrace.run.evaluation import Evaluator
-from headrace.run.measures import Measures
-from headrace.services.controller import Controller
-from headrace.services.fleet import Fleet
+from headrace.run.checkpoint import Checkpoint, RunState
+from headrace.run.keeper import Keeper
+from headrace.run.parts import Parts, PhaseRun
 from headrace.services.groups import GroupPlan
-from headrace.services.messages import CancelGroups, PhaseSetup, SaveCall, TrainCall, TrainReply, VersionCall
-from headrace.services.storage import StorageClient
-from headrace.services.workers import Workers
-from headrace.wire import Client
+from headrace.services.messages import CancelGroups, PhaseSetup, TrainCall, TrainReply, VersionCall
 
 TRAIN_DEADLINE = 3600.0
 WEIGHTS_DEADLINE = 300.0
@@ -52,35 +46,39 @@ MAX_SKIPPED_IN_A_ROW = 3
 """Batches without a finite step before the run stops."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Parts:
-    """What the loop drives."""
-
-    job: Job
-    controller: Controller
-    fleet: Fleet
-    trainer: Client
-    workers: Workers
-    storage: StorageClient
-    evaluator: Evaluator
-    measures: Measures
-    emit: Callable[..., Any]
-    tolerance: float
-    """Of the start-up self-check, in nats."""
-    directory: RunDirectory
-    plan: Callable[[Phase], GroupPlan]
-
-
 class TrainingLoop:
     """Runs the phases in order. ``version`` only rises, across phases too."""
 
     def __init__(self, parts: Parts) -> None:
         self._p = parts
+        self._keeper = Keeper(parts)
         self.version = 0
+        self._digest = ""
         self._next_group = 0
         self._next_trajectory = 0
         self._skipped_in_a_row = 0
+        self._stopping = False
         self._background: set[asyncio.Task[Any]] = set()
+
+    def stop(self) -> None:
+        """Finish the batch, write a checkpoint, and do not go on."""
+        self._stopping = True
+
+    async def run(self, model: Path, resumed: Checkpoint | None = None) -> bool:
+        """Every phase, or those that ``resumed`` leaves; whether they ended before :meth:`stop`."""
+        phases = self._p.job.phases
+        first = resumed.state.phase if resumed is not None else 0
+        if resumed is not None:
+            model = Path(resumed.state.model_path)
+        for number in range(first, len(phases)):
+            began = PhaseRun(number, phases[number], str(model), resumed if number == first else None)
+            if not await self._run_phase(began, publishes=number == first):
+                return False
+            last = number + 1 == len(phases)
+            model = self._p.directory.models / ("final" if last else phases[number].name)
+            await self._p.save(model, kind="export")
+        await self._settle()
+        return True
 
     # ------------------------------------------------------------ weights
 
@@ -95,16 +93,17 @@ class TrainingLoop:
             awaiting=f"the trainer to publish version {version}",
         )
         p.fleet.published(version, manifest.digest)
-        p.emit("version_published", version=version, digest=manifest.digest, nbytes=manifest.nbytes)
-        self.version = version
+        p.journal.emit("version_published", version=version, digest=manifest.digest, nbytes=manifest.nbytes)
+        self.version, self._digest = version, manifest.digest
         return manifest
 
-    async def _publish_initial(self) -> None:
-        """Version 0 reaches every instance, and each must agree with the trainer about it before anything starts."""
+    async def _publish_first(self, version: int) -> None:
+        """The first version of a start or restart reaches every instance, and each must agree with the trainer about
+        it before anything else happens."""
         p = self._p
-        await self.publish(0)
-        await p.fleet.load_everywhere(0)
-        await p.fleet.self_check(p.trainer, 0, temperature=p.job.rollout.temperature, tolerance=p.tolerance)
+        await self.publish(version)
+        await p.fleet.load_everywhere(version)
+        await p.fleet.self_check(p.trainer, version, temperature=p.job.rollout.temperature, tolerance=p.tolerance)
 
     async def _retire(self, version: int) -> None:
         await self._p.trainer.call(
@@ -113,21 +112,47 @@ class TrainingLoop:
             deadline=WEIGHTS_DEADLINE,
             awaiting=f"the trainer to retire version {version}",
         )
-        self._p.emit("version_retired", version=version)
+        self._p.journal.emit("version_retired", version=version)
 
     # ------------------------------------------------------------ phases
 
-    async def run_phase(self, phase: Phase, model_path: str, *, first: bool) -> None:
-        """Train ``phase.steps`` batches, or fewer when ``phase.until`` is reached. The ``first`` phase publishes the
-        weights it starts with; a later one starts with those published last."""
-        p = self._p
+    async def _run_phase(self, began: PhaseRun, *, publishes: bool) -> bool:
+        """Train ``phase.steps`` batches, or fewer when ``phase.until`` is reached; whether it ended before
+        :meth:`stop`. The first phase of a process publishes the weights it begins with; another begins with those
+        published last."""
+        p, phase = self._p, began.phase
         plan = p.plan(phase)
+        await self._begin_on_trainer(began)
+        if publishes:
+            await self._publish_first(0 if began.resumed is None else began.resumed.state.version)
+        flow = self._flow(began, plan)
+        p.measures.begin_phase(phase, flow)
+        p.fleet.follow(flow if plan.rollout else None)
+        if p.job.evaluation.every and began.resumed is None:
+            await self._evaluate(flow, plan)
+        p.controller.begin_phase(flow, plan)
+        step = began.step
+        while not (step and await self._evaluated_enough(flow, phase, plan, step - 1, last=step == phase.steps)):
+            if step == phase.steps:
+                break
+            await self._batch(flow, began, step)
+            step += 1
+            if self._stopping:
+                return False
+        self._next_group = flow.next_group
+        self._next_trajectory = flow.next_group * flow.group_size
+        await self._cancel(p.controller.end_phase("phase_ended"))
+        await self._free_rows()
+        return True
+
+    async def _begin_on_trainer(self, began: PhaseRun) -> None:
+        p, phase = self._p, began.phase
         await p.trainer.call(
             "begin_phase",
             PhaseSetup(
                 engine=phase.trainer,
                 algorithm=phase.algorithm,
-                model_path=model_path,
+                model_path=began.model_path,
                 total_steps=phase.steps * phase.batch.mini_batches,
                 temperature=p.job.rollout.temperature,
                 mini_batches=phase.batch.mini_batches,
@@ -136,73 +161,45 @@ class TrainingLoop:
             deadline=WEIGHTS_DEADLINE,
             awaiting=f"the trainer to begin phase {phase.name!r}",
         )
-        if first:
-            await self._publish_initial()
-        flow = self._flow(phase, plan)
-        p.measures.begin_phase(phase, flow)
-        if plan.rollout:
-            p.fleet.follow(flow)
-        else:
-            p.fleet.follow(None)
-        if p.job.evaluation.every:
-            await self._evaluate(flow, plan)
-        p.controller.begin_phase(flow, plan)
-        for step in range(phase.steps):
-            await self._batch(flow, phase, step)
-            last = step + 1 == phase.steps
-            if await self._evaluated_enough(flow, phase, plan, step, last=last):
-                break
-        self._next_group = flow.next_group
-        self._next_trajectory = flow.next_group * flow.group_size
-        await self._cancel(p.controller.end_phase("phase_ended"))
-        await self._free_rows()
+        if began.resumed is not None:
+            await self._keeper.restore(began.resumed)
+            self._skipped_in_a_row = began.resumed.state.skipped_in_a_row
 
     async def _cancel(self, groups: list[int]) -> None:
         """Have workers stop what the phase leaves behind: instances must not decode for nobody."""
         await self._p.workers.tell("cancel", CancelGroups(groups=groups), awaiting="to stop its groups")
 
-    def _flow(self, phase: Phase, plan: GroupPlan) -> Flow:
+    def _flow(self, began: PhaseRun, plan: GroupPlan) -> Flow:
+        phase = began.phase
         policy = build(phase.staleness)
         assert isinstance(policy, StalenessPolicy)
         batch = phase.batch
-        # Group and trajectory ids are unique in the run, also when the group size changes.
-        first_group = max(self._next_group, -(-self._next_trajectory // batch.group_size))
-        self._p.emit(
+        sizes: dict[str, Any] = {"batch_groups": batch.groups, "group_size": batch.group_size}
+        if began.resumed is not None:
+            return Flow(policy=policy, rollout=plan.rollout, state=began.resumed.state.flow, **sizes)
+        self._p.journal.emit(
             "phase_started",
             phase=phase.name,
             algorithm=phase.algorithm.use,
             policy=phase.staleness.use,
             max_staleness=policy.max_staleness,
-            batch_groups=batch.groups,
-            group_size=batch.group_size,
             rollout=plan.rollout,
             version=self.version,
             steps=phase.steps,
+            **sizes,
         )
-        return Flow(
-            policy=policy,
-            batch_groups=batch.groups,
-            group_size=batch.group_size,
-            rollout=plan.rollout,
-            version=self.version,
-            first_group=first_group,
-        )
+        # Group and trajectory ids are unique in the run, also when the group size changes.
+        first_group = max(self._next_group, -(-self._next_trajectory // batch.group_size))
+        return Flow(policy=policy, rollout=plan.rollout, version=self.version, first_group=first_group, **sizes)
 
     # ------------------------------------------------------------ one batch
 
-    async def _batch(self, flow: Flow, phase: Phase, step: int) -> None:
+    async def _batch(self, flow: Flow, began: PhaseRun, step: int) -> None:
         p = self._p
-        waited = time.monotonic()
-        lease = await p.controller.take_batch()
-        waited = time.monotonic() - waited
-        try:
-            reply = await self._train(lease)
-        except LostRowsError:
-            p.controller.batch_lost(lease)
-            return await self._batch(flow, phase, step)
+        lease, reply, waited = await self._trained_batch()
         applied = reply.applied > 0 or not reply.skipped
         p.controller.free(flow.trained(lease.lease, applied=applied))
-        p.emit(
+        p.journal.emit(
             "batch_trained",
             version=lease.version,
             groups=lease.groups,
@@ -214,27 +211,40 @@ class TrainingLoop:
             wait_seconds=waited,
         )
         self._count_skips(reply)
-        self._spawn(self._free_rows(), "free rows")
         if applied:
-            waited += await self._advance(flow)
+            waited += await self._publish_next(flow)
+        # Nothing is awaited from here until the state is kept: what is dispatched next is not in it.
         p.measures.batch(lease, reply, step=step, wait_seconds=waited, tally=p.controller.tally)
-        every = p.job.checkpoint.every
-        if every and (step + 1) % every == 0:
-            await self.checkpoint()
+        state = self._state(flow, began, step) if self._checkpoint_due(began.phase, step) else None
+        p.controller.pump()
+        self._spawn(self._free_rows(), "free rows")
+        for version in flow.retirable():
+            flow.retired(version)
+            await self._retire(version)
+        if state is not None:
+            await self._keeper.write(state)
 
-    async def _advance(self, flow: Flow) -> float:
-        """Publish the next version when the policy allows it, and retire what it leaves behind. Returns the seconds
-        spent waiting for the policy."""
+    async def _trained_batch(self) -> tuple[BatchLease, TrainReply, float]:
+        """The next batch, what training it gave, and the seconds waited for it. A batch whose rows storage lost is
+        followed by another."""
+        p = self._p
+        waited = time.monotonic()
+        while True:
+            lease = await p.controller.take_batch()
+            taken = time.monotonic()
+            try:
+                return lease, await self._train(lease), taken - waited
+            except LostRowsError:
+                p.controller.batch_lost(lease)
+
+    async def _publish_next(self, flow: Flow) -> float:
+        """Publish the next version when the policy allows it. Returns the seconds spent waiting for that."""
         p = self._p
         blocked = time.monotonic()
         await p.controller.publishable()
         blocked = time.monotonic() - blocked
         await self.publish(self.version + 1)
         flow.published(self.version)
-        p.controller.pump()
-        for version in flow.retirable():
-            flow.retired(version)
-            await self._retire(version)
         return blocked
 
     async def _train(self, lease: BatchLease) -> TrainReply:
@@ -273,8 +283,10 @@ class TrainingLoop:
             self._spawn(evaluation, f"evaluate version {self.version}")
             return False
         await evaluation
-        result = self._p.evaluator.results[self.version]
-        return phase.until is not None and result[phase.until.metric] >= phase.until.at_least
+        if phase.until is None:
+            return False
+        value = self._p.evaluator.results[self.version][phase.until.metric]
+        return value is not None and value >= phase.until.at_least
 
     async def _evaluate(self, flow: Flow, plan: GroupPlan) -> None:
         """Evaluate the newest version, which stays live until its last held-out answer."""
@@ -288,22 +300,18 @@ class TrainingLoop:
             await p.fleet.load_everywhere(version)
         await p.evaluator.begin(version, finished=lambda: flow.unpin(version))
 
-    async def checkpoint(self) -> None:
-        """Save what a resume needs, then forget all but the newest of them."""
-        p = self._p
-        path = p.directory.checkpoint(self.version)
-        await self.save(path, kind="resume")
-        p.emit("checkpoint_saved", version=self.version, path=str(path))
-        p.directory.prune_checkpoints(keep=p.job.checkpoint.keep)
+    # ------------------------------------------------------------ checkpoints
 
-    async def save(self, path: Path, *, kind: SaveKind) -> None:
-        """Have the trainer write its weights."""
-        await self._p.trainer.call(
-            "save",
-            SaveCall(path=str(path), kind=kind),
-            deadline=WEIGHTS_DEADLINE,
-            awaiting=f"the trainer to write {path}",
+    def _checkpoint_due(self, phase: Phase, step: int) -> bool:
+        every = self._p.job.checkpoint.every
+        return self._stopping or step + 1 == phase.steps or bool(every and (step + 1) % every == 0)
+
+    def _state(self, flow: Flow, began: PhaseRun, step: int) -> RunState:
+        return self._keeper.state(
+            flow, began, step=step + 1, digest=self._digest, skipped_in_a_row=self._skipped_in_a_row
         )
+
+    # ------------------------------------------------------------ background
 
     def _spawn(self, work: Awaitable[Any], name: str) -> None:
         """Background work of the loop; its failure fails the run."""
@@ -318,7 +326,7 @@ class TrainingLoop:
         if not task.cancelled() and (error := task.exception()) and not failed.done():
             failed.set_exception(error)
 
-    async def settle(self) -> None:
+    async def _settle(self) -> None:
         """Wait for background work."""
         while self._background:
             await asyncio.wait(self._background)

@@ -24,6 +24,10 @@ class Measures:
         self.samples = 0
         self.optimizer_steps = 0
 
+    def restore(self, *, prompts: int, samples: int, optimizer_steps: int) -> None:
+        """Go on counting from where a resumed run was."""
+        self.prompts, self.samples, self.optimizer_steps = prompts, samples, optimizer_steps
+
     def begin_phase(self, phase: Phase, flow: Flow) -> None:
         """Records belong to this phase from now on."""
         self._phase, self._flow = phase, flow

@@ -9,19 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.config import Job
+from headrace.config import Job, load_resolved
 from headrace.errors import HeadraceError
 from headrace.observe.audit import audit_run
+from headrace.run import checkpoint as checkpoints
+from headrace.run.checkpoint import Checkpoint
 from headrace.run.cluster import Cluster
 from headrace.run.directory import RunDirectory
 from headrace.run.evaluation import Evaluator
 from headrace.run.journal import Journal
-from headrace.run.loop import Parts, TrainingLoop
+from headrace.run.loop import TrainingLoop
 from headrace.run.measures import Measures
+from headrace.run.parts import Parts
 from headrace.run.plans import evaluation_plan, group_plan, held_out_tasks, self_check_tolerance
 
 INTERRUPTED = 130
@@ -34,16 +38,40 @@ def run_job(job: Job, *, run_dir: Path | None = None) -> int:
     Raises HeadraceError for what went wrong, after everything is closed."""
     directory = RunDirectory.create_at(run_dir) if run_dir else RunDirectory.create(Path(job.job.runs), job.job.name)
     directory.write_job(job.resolved())
-    journal = Journal(directory, job)
+    return _to_its_end(_Run(job, directory, Journal(directory, job), None))
+
+
+def resume_job(run: Path, check: Callable[[Job], None]) -> int:
+    """Continue a run that was stopped or died, from its newest whole checkpoint; returns and raises as
+    :func:`run_job` does. ``check`` raises what is wrong with the job now."""
+    directory = RunDirectory.open(run)
+    checkpoint = checkpoints.newest(directory.checkpoints)
+    job = load_resolved(directory.job, directory=checkpoint.state.directory)
+    check(job)
+    return _to_its_end(_Run(job, directory, Journal(directory, job, resumed=checkpoint.state), checkpoint))
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What one process runs."""
+
+    job: Job
+    directory: RunDirectory
+    journal: Journal
+    resumed: Checkpoint | None
+
+
+def _to_its_end(run: _Run) -> int:
     status, reason, error = "failed", "", None
     try:
-        status, reason = asyncio.run(_until_signal(lambda: _run(job, directory, journal)))
+        status, reason = asyncio.run(_until_stopped(run))
     except HeadraceError as raised:
         reason, error = raised.message, raised
+        error.fix += _resumable(run.directory)
     finally:
-        journal.finish(status, reason)
-        summary = _summary(directory, journal, reason)
-        journal.close(status, summary)
+        run.journal.finish(status, reason)
+        summary = _summary(run, reason)
+        run.journal.close(status, summary)
     if error is not None:
         raise error
     if status == "stopped":
@@ -51,38 +79,71 @@ def run_job(job: Job, *, run_dir: Path | None = None) -> int:
     return 0 if summary.get("audit_ok") else 1
 
 
-async def _until_signal(work: Callable[[], Coroutine[Any, Any, None]]) -> tuple[str, str]:
-    """Run to the end or to the first SIGINT or SIGTERM."""
+def _resumable(directory: RunDirectory) -> str:
+    """What to add to the advice on a run that ended early."""
+    if not any(directory.checkpoints.glob("version-*")):
+        return ""
+    return f"\n        then continue with: headrace run --resume {directory.path}"
+
+
+async def _until_stopped(run: _Run) -> tuple[str, str]:
+    """Run to the end, or to a SIGINT or SIGTERM: the first lets the batch in training end and writes a checkpoint, the
+    second ends everything at once. Before training begins one is enough."""
     loop = asyncio.get_running_loop()
-    running = asyncio.ensure_future(work())
-    stopped: list[str] = []
+    asked: list[str] = []
+    training: list[TrainingLoop] = []
+    running = asyncio.ensure_future(_run(run, training.append))
 
     def stop(name: str) -> None:
-        stopped.append(name)
-        running.cancel()
+        asked.append(name)
+        if training and len(asked) == 1:
+            training[0].stop()
+            run.journal.notice("stopping after this batch and a checkpoint; interrupt again to stop at once")
+        else:
+            running.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop, number.name)
     try:
-        await running
+        completed = await running
     except asyncio.CancelledError:
-        if not stopped:
+        if not asked:
             raise
-        return "stopped", stopped[0]
-    return "completed", ""
+        completed = False
+    return ("completed", "") if completed else ("stopped", asked[0])
 
 
-async def _run(job: Job, directory: RunDirectory, journal: Journal) -> None:
-    cluster = Cluster(job, directory, emit=journal.emit)
+async def _run(run: _Run, trains: Callable[[TrainingLoop], None]) -> bool:
+    """Whether the job was completed. ``trains`` is told of the loop when it begins."""
+    cluster = Cluster(run.job, run.directory, emit=run.journal.emit)
     try:
+        _announce(run)
         await cluster.start()
-        await cluster.guard(_train(job, directory, journal, cluster))
+        return await cluster.guard(_train(run, cluster, trains))
     finally:
         await cluster.close()
 
 
-async def _train(job: Job, directory: RunDirectory, journal: Journal, cluster: Cluster) -> None:
-    """The whole job on a started cluster."""
+def _announce(run: _Run) -> None:
+    """The first event of a start or restart."""
+    job, resumed = run.job, run.resumed
+    if resumed is None:
+        names = [f"rollout-{i}" for i in range(job.rollout.instances)]
+        run.journal.emit("run_started", job=job.job.name, seed=job.job.seed, instances=names)
+        return
+    state = resumed.state
+    run.journal.emit(
+        "resumed",
+        version=state.version,
+        checkpoint=str(resumed.path),
+        events=state.events,
+        restarted=state.flow.unfinished,
+    )
+
+
+async def _train(run: _Run, cluster: Cluster, trains: Callable[[TrainingLoop], None]) -> bool:
+    """The whole job on a started cluster; whether it was completed."""
+    job = run.job
     parts = Parts(
         job=job,
         controller=cluster.controller,
@@ -94,28 +155,23 @@ async def _train(job: Job, directory: RunDirectory, journal: Journal, cluster: C
             evaluation_plan(job, held_out_tasks(job, cluster.environment)),
             controller=cluster.controller,
             fleet=cluster.fleet,
-            emit=journal.emit,
-            record=journal.evaluation,
+            emit=run.journal.emit,
+            record=run.journal.evaluation,
         ),
-        measures=Measures(journal.metrics),
-        emit=journal.emit,
+        measures=Measures(run.journal.metrics),
+        journal=run.journal,
         tolerance=self_check_tolerance(job),
-        directory=directory,
+        directory=run.directory,
         plan=lambda phase: group_plan(job, phase, cluster.environment),
     )
     loop = TrainingLoop(parts)
-    model = Path(cluster.model_path)
-    for number, phase in enumerate(job.phases):
-        await loop.run_phase(phase, str(model), first=number == 0)
-        last = number + 1 == len(job.phases)
-        model = directory.models / ("final" if last else phase.name)
-        await loop.save(model, kind="export")
-    await loop.checkpoint()
-    await loop.settle()
+    trains(loop)
+    return await loop.run(Path(cluster.model_path), run.resumed)
 
 
-def _summary(directory: RunDirectory, journal: Journal, reason: str) -> dict[str, Any]:
+def _summary(run: _Run, reason: str) -> dict[str, Any]:
     """What a person sees at the end."""
+    directory, journal = run.directory, run.journal
     summary: dict[str, Any] = {"reason": reason, "run_dir": str(directory.path), **journal.samples()}
     try:
         from headrace.observe.report import write_report  # plots need an extra that a run does not

@@ -156,6 +156,12 @@ class TrainReply(Message, frozen=True):
     finished: float
 
 
+class RestoreCall(Message, frozen=True):
+    """Load a ``resume`` save."""
+
+    path: str
+
+
 class SaveCall(Message, frozen=True):
     """Write weights to a directory."""
 

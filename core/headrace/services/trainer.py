@@ -50,6 +50,7 @@ from headrace.services.messages import (
     NodeSpec,
     PeerCall,
     PhaseSetup,
+    RestoreCall,
     SaveCall,
     ScratchModel,
     TrainCall,
@@ -177,6 +178,12 @@ class TrainerService(NodeService):
         """Stop serving a version."""
         assert self._publisher is not None
         await asyncio.to_thread(self._publisher.retire, call.version)
+
+    @rpc
+    async def restore(self, call: RestoreCall) -> None:
+        """Go on from a resume save."""
+        phase = self._running()
+        await self._on_engine_thread(lambda: phase.engine.load(call.path))
 
     @rpc
     async def save(self, call: SaveCall) -> None:

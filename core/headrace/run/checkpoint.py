@@ -1,0 +1,183 @@
+"""What a run is resumed from: a directory per checkpoint, complete and verified or not there at all.
+
+checkpoints/version-00000025/
+  manifest.json   size and checksum of every other file, written last
+  state.json      where the run was (:class:`RunState`)
+  rows-0.bin …    the rows that were stored and not yet trained
+  trainer/        the training engine's own save
+
+Written to a hidden directory, synced, renamed. Invariant: a directory under its final name was complete; one that no
+longer matches its manifest is never resumed from, and an older one is taken instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from headrace.contract import Batch
+from headrace.errors import RunError
+from headrace.flow import FlowState
+from headrace.observe.records import EvaluationRecord
+from headrace.wire import decode, encode
+
+MANIFEST, STATE, TRAINER = "manifest.json", "state.json", "trainer"
+FORMAT = 1
+
+log = logging.getLogger(__name__)
+
+
+class RunState(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run was, between two batches."""
+
+    format: int = FORMAT
+    directory: str
+    """Of the job file: relative paths in plugin settings are relative to it."""
+    events: int
+    """How many events were in force."""
+    phase: int
+    """Index in the job's phases."""
+    step: int
+    """The next batch of the phase, from 0."""
+    model_path: str
+    """What the phase started from."""
+    digest: str
+    """Of the published weights, which are what the trainer's save holds."""
+    flow: FlowState
+    skipped_in_a_row: int
+    quarantine: list[int]
+    prompts: int
+    samples: int
+    optimizer_steps: int
+    evaluations: dict[int, dict[str, float | None]]
+    """By version."""
+    samples_before: dict[str, EvaluationRecord]
+    """The answers shown as "before", by mode."""
+    rolled_out: bool
+    """Whether anything may have been trained on generated rows."""
+
+    @property
+    def version(self) -> int:
+        return self.flow.version
+
+
+class _File(msgspec.Struct, frozen=True):
+    nbytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete one."""
+
+    path: Path
+    state: RunState
+
+    @property
+    def trainer(self) -> Path:
+        """The training engine's save."""
+        return self.path / TRAINER
+
+    def rows(self) -> Iterator[Batch]:
+        """The rows that go back into storage, in parts."""
+        for path in sorted(self.path.glob("rows-*.bin")):
+            yield decode(msgspec.msgpack.decode(path.read_bytes(), type=list[memoryview]), Batch)
+
+
+def staging(path: Path) -> Path:
+    """Where the checkpoint that will be ``path`` is written; what an interrupted attempt left there is removed."""
+    hidden = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(hidden, ignore_errors=True)
+    hidden.mkdir(parents=True)
+    return hidden
+
+
+def complete(hidden: Path, path: Path, state: RunState, rows: Sequence[Batch]) -> None:
+    """Finish a checkpoint whose ``trainer`` part has been written to ``hidden``, and give it its name. RunError when
+    the disk refuses it; then nothing has the name."""
+    try:
+        for number, batch in enumerate(rows):
+            frames = [bytes(frame) for frame in encode(batch)]
+            (hidden / f"rows-{number}.bin").write_bytes(msgspec.msgpack.encode(frames))
+        (hidden / STATE).write_bytes(msgspec.json.encode(state))
+        manifest = {str(file.relative_to(hidden)): _summary(file) for file in _files(hidden)}
+        (hidden / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+        for file in [*_files(hidden), hidden / MANIFEST]:
+            _sync(file)
+        shutil.rmtree(path, ignore_errors=True)
+        hidden.rename(path)
+        _sync(path.parent)
+    except OSError as error:
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise RunError(
+            f"checkpoint {path} cannot be written: {error.strerror}",
+            origin=str(path),
+            fix="free disk space, keep fewer with [checkpoint] keep, or put the runs elsewhere with [job] runs",
+        ) from error
+
+
+def read(path: Path) -> Checkpoint:
+    """A checkpoint, verified. RunError when a file is missing or is not what was written."""
+    try:
+        manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=dict[str, _File])
+        for name, written in manifest.items():
+            if _summary(path / name) != written:
+                raise RunError(f"checkpoint file {path / name} is not what was written", origin=str(path))
+        state = msgspec.json.decode((path / STATE).read_bytes(), type=RunState)
+    except (OSError, msgspec.DecodeError) as error:
+        raise RunError(f"checkpoint {path} cannot be read: {error}", origin=str(path)) from error
+    if state.format != FORMAT:
+        raise RunError(
+            f"checkpoint {path} has format {state.format}, expected {FORMAT}",
+            origin=str(path),
+            fix="resume with the version of Headrace that wrote it",
+        )
+    return Checkpoint(path, state)
+
+
+def newest(checkpoints: Path) -> Checkpoint:
+    """The newest that is whole; those that are not are named in the log. RunError when there is none."""
+    for path in sorted(checkpoints.glob("version-*"), reverse=True):
+        try:
+            return read(path)
+        except RunError as error:
+            log.warning("%s; an older checkpoint is looked for", error.message)
+    raise RunError(
+        f"there is no whole checkpoint in {checkpoints}",
+        origin=str(checkpoints.parent),
+        fix="start the job anew; [checkpoint] every says how often a checkpoint is written",
+    )
+
+
+def prune(checkpoints: Path, *, keep: int) -> None:
+    """Remove all but the newest ``keep``. Called after one was completed, so that a whole one always exists."""
+    for path in sorted(checkpoints.glob("version-*"))[:-keep]:
+        shutil.rmtree(path)
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST)
+
+
+def _summary(path: Path) -> _File:
+    checksum = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            checksum.update(block)
+    return _File(path.stat().st_size, checksum.hexdigest())
+
+
+def _sync(path: Path) -> None:
+    """On disk, not only on its way: a machine that loses power keeps what had its name."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

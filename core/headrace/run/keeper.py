@@ -1,0 +1,92 @@
+"""Keeps a run between two batches, and puts it back.
+
+Invariant: what is kept is one moment: counters, flow and weights are taken before anything more is dispatched or
+trained, and every stored row that the flow counts is kept with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from headrace.contract import Batch
+from headrace.errors import LostRowsError
+from headrace.flow import Flow
+from headrace.run import checkpoint as checkpoints
+from headrace.run.checkpoint import Checkpoint, RunState
+from headrace.run.parts import Parts, PhaseRun
+from headrace.services.messages import RestoreCall
+from headrace.services.trainer import ROW_COLUMNS
+
+RESTORE_DEADLINE = 300.0
+ROWS_AT_ONCE = 1024
+"""Rows that are read from storage in one message."""
+
+log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Writes checkpoints of a run and restores one."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._p = parts
+
+    def state(self, flow: Flow, began: PhaseRun, *, step: int, digest: str, skipped_in_a_row: int) -> RunState:
+        """This moment, between two batches. ``step``: the next one; ``digest``: of the published weights."""
+        p = self._p
+        return RunState(
+            directory=p.job.directory,
+            events=p.journal.event_count,
+            phase=began.number,
+            step=step,
+            model_path=began.model_path,
+            digest=digest,
+            flow=flow.state(),
+            skipped_in_a_row=skipped_in_a_row,
+            quarantine=sorted(p.controller.attempts.quarantine),
+            prompts=p.measures.prompts,
+            samples=p.measures.samples,
+            optimizer_steps=p.measures.optimizer_steps,
+            evaluations=dict(p.evaluator.results),
+            samples_before=dict(p.journal.before),
+            rolled_out=p.journal.rolled_out,
+        )
+
+    async def write(self, state: RunState) -> None:
+        """A checkpoint of ``state``, while the trainer still has its weights; then forget all but the newest. Rows that
+        storage loses at this very moment cost this checkpoint, not the run."""
+        p = self._p
+        try:
+            rows = await self._rows(state)
+        except LostRowsError as error:
+            log.warning("no checkpoint of version %d: %s", state.version, error.message)
+            return
+        path = p.directory.checkpoint(state.version)
+        hidden = checkpoints.staging(path)
+        await p.save(hidden / checkpoints.TRAINER, kind="resume")
+        await asyncio.to_thread(checkpoints.complete, hidden, path, state, rows)
+        p.journal.emit("checkpoint_saved", version=state.version, path=str(path), events=state.events)
+        checkpoints.prune(p.directory.checkpoints, keep=p.job.checkpoint.keep)
+
+    async def _rows(self, state: RunState) -> list[Batch]:
+        size = self._p.job.phases[state.phase].batch.group_size
+        rows = [row for stored in state.flow.stored for row in range(stored.group * size, (stored.group + 1) * size)]
+        return [
+            await self._p.storage.get(rows[start : start + ROWS_AT_ONCE], ROW_COLUMNS)
+            for start in range(0, len(rows), ROWS_AT_ONCE)
+        ]
+
+    async def restore(self, checkpoint: Checkpoint) -> None:
+        """Weights, optimiser, rows and counters are back where they were."""
+        p, state = self._p, checkpoint.state
+        await p.trainer.call(
+            "restore",
+            RestoreCall(path=str(checkpoint.trainer)),
+            deadline=RESTORE_DEADLINE,
+            awaiting=f"the trainer to restore {checkpoint.trainer}",
+        )
+        for rows in checkpoint.rows():
+            await p.storage.put(rows)
+        p.measures.restore(prompts=state.prompts, samples=state.samples, optimizer_steps=state.optimizer_steps)
+        p.evaluator.results.update(state.evaluations)
+        p.controller.attempts.quarantine.update(state.quarantine)
