@@ -14,14 +14,19 @@ from typing import Any
 from headrace.errors import RunError
 from headrace.observe.audit_batches import BatchChecker
 from headrace.observe.audit_findings import RULES, Findings, Rule, Violation
+from headrace.observe.audit_groups import GroupChecker
+from headrace.observe.audit_log import LogChecker
 from headrace.observe.audit_result import AuditResult
 from headrace.observe.audit_trajectories import TrajectoryChecker
 from headrace.observe.audit_versions import VersionChecker
+from headrace.observe.epochs import VoidEvents, void_events
 from headrace.observe.events import (
     EVENTS_FILE,
     AnyEvent,
+    BatchReleased,
     BatchTaken,
     BatchTrained,
+    CheckpointSaved,
     EvaluationFinished,
     EvaluationStarted,
     GroupDispatched,
@@ -29,6 +34,7 @@ from headrace.observe.events import (
     InstanceVersion,
     NodeStopped,
     PhaseStarted,
+    Resumed,
     RowStored,
     RunFinished,
     RunStarted,
@@ -46,7 +52,8 @@ __all__ = ["RULES", "AuditResult", "Rule", "Violation", "audit_run"]
 
 
 def audit_run(path: str | Path) -> AuditResult:
-    """Audit a run directory or an event log, in one pass. RunError when it cannot be read."""
+    """Audit a run directory or an event log, in one pass; a
+    first look at the file finds what is void. RunError when it cannot be read."""
     path = Path(path)
     events = path / EVENTS_FILE if path.is_dir() else path
     if not events.is_file():
@@ -56,10 +63,10 @@ def audit_run(path: str | Path) -> AuditResult:
             fix="name the directory of a run; `headrace run` prints it at the start and at the end",
         )
     reader = read_events(events)
-    auditor = _Auditor()
+    auditor = _Auditor(void_events(events))
     for event in reader:
         auditor.see(event)
-    if not auditor.events:
+    if not auditor.log.events:
         cut = " but half a line" if reader.cut_short else ""
         raise RunError(
             f"the event log {events} holds no event{cut}",
@@ -72,66 +79,56 @@ def audit_run(path: str | Path) -> AuditResult:
 class _Auditor:
     """Passes each event to the checkers that have a rule for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, void: VoidEvents) -> None:
+        self._void = void
+        self._void_seen = 0
         self._findings = Findings()
+        self.log = LogChecker(self._findings)
         self._versions = VersionChecker(self._findings)
-        self._trajectories = TrajectoryChecker(self._findings, self._versions)
-        self._batches = BatchChecker(self._findings, self._versions, self._trajectories)
-        self.events = 0
-        """Seen so far."""
-        self._start: RunStarted | None = None
-        self._end: RunFinished | None = None
-        self._phases: list[PhaseStarted] = []
+        self._groups = GroupChecker(self._findings, self._versions)
+        self._trajectories = TrajectoryChecker(self._findings, self._versions, self._groups)
+        self._batches = BatchChecker(self._findings, self._versions, self._groups)
         self._self_check: float | None = None
-        self._first_time = self._last_time = 0.0
-        versions, trajectories, batches = self._versions, self._trajectories, self._batches
+        log, versions, groups = self.log, self._versions, self._groups
+        trajectories, batches = self._trajectories, self._batches
         self._handlers: dict[type, tuple[Callable[[Any], None], ...]] = {
-            RunStarted: (self._run_started,),
-            PhaseStarted: (self._phases.append, versions.phase_started, trajectories.phase_started),
-            NodeStopped: (versions.node_stopped,),
+            RunStarted: (log.run_started,),
+            PhaseStarted: (log.phase_started, versions.phase_started, groups.phase_started),
+            NodeStopped: (log.node_stopped, versions.node_stopped),
             InstanceVersion: (versions.instance_version,),
-            VersionPublished: (versions.version_published, trajectories.version_published),
-            VersionRetired: (versions.version_retired, trajectories.version_retired),
-            GroupDispatched: (trajectories.group_dispatched,),
+            VersionPublished: (versions.version_published, groups.version_published),
+            VersionRetired: (versions.version_retired, groups.version_retired),
+            GroupDispatched: (groups.group_dispatched,),
             TrajectoryStarted: (trajectories.trajectory_started,),
             TrajectoryFinished: (trajectories.trajectory_finished,),
             TrajectoryFailed: (trajectories.trajectory_failed,),
             TrajectoryScored: (trajectories.trajectory_scored,),
             RowStored: (trajectories.row_stored,),
-            GroupDropped: (trajectories.group_dropped,),
+            GroupDropped: (groups.group_dropped,),
             BatchTaken: (batches.batch_taken,),
+            BatchReleased: (batches.batch_released,),
             BatchTrained: (batches.batch_trained,),
             SelfCheck: (self._self_checked,),
             EvaluationStarted: (versions.evaluation_started,),
             EvaluationFinished: (versions.evaluation_finished,),
-            RunFinished: (self._run_finished,),
+            CheckpointSaved: (log.checkpoint_saved,),
+            Resumed: (log.resumed, versions.resumed, groups.resumed, batches.resumed),
+            RunFinished: (log.run_finished, self._run_finished),
         }
 
     def see(self, event: AnyEvent) -> None:
-        """The next event of the log."""
-        if event.seq == self.events and event.epoch == 0 and self._start and not self._end:
-            self._findings.checked["log"] += 1
-        else:
-            self._check_order(event)
-        self._last_time = event.time
-        self.events = event.seq + 1
-        for handle in self._handlers.get(type(event), ()):
-            handle(event)
-
-    def _check_order(self, event: AnyEvent) -> None:
-        check = self._findings.check
-        check(event.seq == self.events, "log", event.seq, "seq {} where {} was due", event.seq, self.events)
-        check(event.epoch == 0, "log", event.seq, "epoch {} of a run that was never resumed", event.epoch)
-        check(self._end is None, "log", event.seq, "an event after run_finished")
-        if not self._start:
-            check(isinstance(event, RunStarted), "log", event.seq, "the log does not begin with run_started")
-            self._first_time = self._first_time or event.time
+        """The next event of the log. A void one counts for nothing but the order of the log; that a checkpoint was
+        saved is remembered, since the resume that relies on it makes the report of it void."""
+        self.log.order(event)
+        if event.seq not in self._void:
+            for handle in self._handlers.get(type(event), ()):
+                handle(event)
+            return
+        self._void_seen += 1
+        if isinstance(event, CheckpointSaved):
+            self.log.checkpoint_saved(event)
 
     # ------------------------------------------------------------ the run
-
-    def _run_started(self, event: RunStarted) -> None:
-        self._findings.check(self._start is None, "log", event.seq, "a second run_started")
-        self._start = event
 
     def _self_checked(self, event: SelfCheck) -> None:
         if event.max_abs_logprob_diff is not None:
@@ -139,10 +136,9 @@ class _Auditor:
 
     def _run_finished(self, event: RunFinished) -> None:
         """A completed run leaves nothing behind."""
-        self._end = event
         if event.status != "completed":
             return
-        check, left = self._findings.check, list(self._trajectories.remaining())
+        check, left = self._findings.check, list(self._groups.remaining())
         stored = sum(bool(trajectory.rows) for trajectory in left)
         check(
             not left,
@@ -166,7 +162,7 @@ class _Auditor:
 
     def result(self, *, cut_short: bool) -> AuditResult:
         """After the last event."""
-        books, batches, versions = self._trajectories, self._batches, self._versions
+        log, books, batches, versions = self.log, self._groups, self._batches, self._versions
         left = list(books.remaining())
         buffered = sum(bool(trajectory.rows) for trajectory in left)
         in_flight = len(left) - buffered
@@ -174,7 +170,7 @@ class _Auditor:
         self._findings.check(
             books.dispatched == books.trained + buffered + in_flight + dropped,
             "conservation",
-            self.events - 1,
+            log.events - 1,
             "dispatched {} ≠ trained {} + buffered {} + in flight {} + dropped {}",
             books.dispatched,
             books.trained,
@@ -183,28 +179,32 @@ class _Auditor:
             dropped,
         )
         summary = {
-            "job": self._start.job if self._start else "",
-            "events": self.events,
-            "seconds": self._last_time - self._first_time,
-            "status": self._end.status if self._end else None,
+            "job": log.start.job if log.start else "",
+            "events": log.events,
+            "void_events": self._void_seen,
+            "resumed": log.epoch,
+            "seconds": log.last_time - log.first_time,
+            "status": log.end.status if log.end else None,
             "cut_short": cut_short,
+            "lost_nodes": dict(sorted(log.lost.items())),
             "dispatched": books.dispatched,
             "trained": books.trained,
             "buffered": buffered,
             "in_flight": in_flight,
             "dropped": dict(sorted((+books.dropped).items())),
-            "failed_attempts": dict(sorted(books.failed.items())),
-            "scored": books.scored,
-            "mean_reward": books.reward_sum / books.scored if books.scored else None,
-            "late_reports": books.late,
+            "failed_attempts": dict(sorted(self._trajectories.failed.items())),
+            "scored": self._trajectories.scored,
+            "mean_reward": self._trajectories.mean_reward,
+            "late_reports": self._trajectories.late,
             "unscored": batches.unscored,
             "batches": batches.trained,
             "skipped_batches": batches.skipped,
+            "released_batches": batches.released,
             "optimizer_steps": batches.optimizer_steps,
             "versions_published": versions.published,
             "evaluations": versions.evaluations,
             "staleness": {phase: dict(sorted(counts.items())) for phase, counts in batches.staleness.items()},
-            "max_staleness": {phase.phase: phase.max_staleness for phase in self._phases},
+            "max_staleness": {phase.phase: phase.max_staleness for phase in log.phases},
             "self_check": self._self_check,
         }
         return AuditResult(

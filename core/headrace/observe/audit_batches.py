@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from headrace.observe.audit_findings import Findings
-from headrace.observe.audit_trajectories import DROPPED, SKIPPED, SKIPPED_REASON, TRAINED, Trajectory, TrajectoryChecker
+from headrace.observe.audit_groups import DROPPED, SKIPPED, SKIPPED_REASON, TRAINED, GroupChecker, Trajectory
 from headrace.observe.audit_versions import VersionChecker
-from headrace.observe.events import BatchTaken, BatchTrained, PhaseStarted
+from headrace.observe.events import BatchReleased, BatchTaken, BatchTrained, PhaseStarted, Resumed
 
 WHOLE_ANSWERS = frozenset({"stop", "length"})
 """Finish reasons of answers that nobody cut off."""
 
 
 class BatchChecker:
-    """One batch at a time is taken, then trained. Staleness is recomputed from the spans that engines reported."""
+    """One batch at a time is taken, then trained or released. Staleness is recomputed from the spans that engines
+    reported."""
 
-    def __init__(self, findings: Findings, versions: VersionChecker, trajectories: TrajectoryChecker) -> None:
+    def __init__(self, findings: Findings, versions: VersionChecker, groups: GroupChecker) -> None:
         self._check = findings.check
         self._versions = versions
-        self._trajectories = trajectories
+        self._groups = groups
         self.taken: BatchTaken | None = None
         self.trained = 0
         self.skipped = 0
+        self.released = 0
         self.optimizer_steps = 0
         self.unscored = 0
         """Members of a batch that were judged to have no reward: they keep their group whole and carry no weight."""
@@ -33,7 +35,7 @@ class BatchChecker:
 
     def batch_taken(self, event: BatchTaken) -> None:
         """At the trainer's version, of ready whole groups."""
-        phase, seq = self._trajectories.phase, event.seq
+        phase, seq = self._groups.phase, event.seq
         if phase is None:
             self._check(False, "log", seq, "a batch taken before any phase")
             return
@@ -73,7 +75,7 @@ class BatchChecker:
 
     def _rows_of(self, group_id: int, seq: int) -> list[int]:
         """Rows of a group that may be trained; none, and a finding, when it may not."""
-        group = self._trajectories.groups.get(group_id)
+        group = self._groups.groups.get(group_id)
         if group is None:
             self._check(
                 False, "conservation", seq, "group {} taken, but it was trained, dropped or never dispatched", group_id
@@ -105,10 +107,20 @@ class BatchChecker:
             trajectory.scored,
         )
 
-    # ------------------------------------------------------------ trained
+    # ------------------------------------------------------------ trained, or not
 
-    def batch_trained(self, event: BatchTrained) -> None:
-        """Exactly what was taken; applied, it makes the next version."""
+    def batch_released(self, event: BatchReleased) -> None:
+        """Exactly what was taken; its groups stay as they are until they are dropped."""
+        self._check_same(event, "released")
+        self.taken = None
+        self.released += 1
+
+    def resumed(self, event: Resumed) -> None:
+        """A state is saved between two batches."""
+        self._check(self.taken is None, "resume", event.seq, "the run goes on from a state with a batch taken")
+        self.taken = None
+
+    def _check_same(self, event: BatchTrained | BatchReleased, what: str) -> None:
         taken = self.taken
         same = taken is not None and (
             event.version == taken.version
@@ -119,10 +131,15 @@ class BatchChecker:
             same,
             "batch",
             event.seq,
-            "the batch trained at version {} is not the one taken{}",
+            "the batch {} at version {} is not the one taken{}",
+            what,
             event.version,
             f" at version {taken.version}" if taken else ", none was",
         )
+
+    def batch_trained(self, event: BatchTrained) -> None:
+        """Exactly what was taken; applied, it makes the next version."""
+        self._check_same(event, "trained")
         self.taken = None
         self._end_rows(event)
         self.optimizer_steps += event.optimizer_steps
@@ -133,7 +150,7 @@ class BatchChecker:
             self.skipped += 1
 
     def _end_rows(self, event: BatchTrained) -> None:
-        books = self._trajectories
+        books = self._groups
         ended: dict[int, Trajectory] = {}
         for row in event.rows:
             id = books.rows.get(row, -1)

@@ -20,6 +20,7 @@ Rule = Literal[
     "weights",
     "window",
     "evaluation",
+    "resume",
 ]
 
 RULES: Mapping[Rule, str] = MappingProxyType(
@@ -35,6 +36,7 @@ RULES: Mapping[Rule, str] = MappingProxyType(
         "weights": "generated only with what was committed as published",
         "window": "at most max_staleness + 1 versions are in flight",
         "evaluation": "held-out answers are of the version asked for",
+        "resume": "goes on from what was saved, with all that was live",
     }
 )
 assert tuple(RULES) == get_args(Rule)

@@ -40,7 +40,10 @@ class AuditResult:
     @property
     def verdict(self) -> str:
         """One line."""
-        events, held = self.summary["events"], f"{len(RULES)} rules over {self.summary['events']:,} events"
+        events, resumed = self.summary["events"], self.summary["resumed"]
+        held = f"{len(RULES)} rules over {events:,} events"
+        if resumed:
+            held += f", resumed {_times(resumed)}"
         if self.ok and not self.finished:
             return f"PASS so far: {held}, {self.summary['trained']:,} trajectories trained, log unfinished"
         if self.ok:
@@ -50,6 +53,10 @@ class AuditResult:
 
     def __str__(self) -> str:
         return format_audit(self)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
 
 
 def format_audit(result: AuditResult, *, title: str = "") -> str:
@@ -74,6 +81,10 @@ def _notes(result: AuditResult) -> Iterator[str]:
         yield f"covered: the {summary['events']:,} events of the first {summary['seconds']:,.1f} s"
     elif summary["status"] != "completed":
         yield f"the run {summary['status']}: what it had in flight and buffered was left behind"
+    if summary["void_events"]:
+        yield f"{summary['void_events']:,} events are void: the run went on from a checkpoint before them"
+    if summary["lost_nodes"]:
+        yield "lost nodes: " + ", ".join(f"{node} {_times(count)}" for node, count in summary["lost_nodes"].items())
     if summary["unscored"]:
         yield f"{summary['unscored']:,} trajectories in the batches could not be scored and carried no weight"
     if summary["late_reports"]:
@@ -92,9 +103,12 @@ def _books(summary: Mapping[str, Any]) -> Iterator[str]:
     if summary["failed_attempts"]:
         failed = ", ".join(f"{count:,} {reason}" for reason, count in summary["failed_attempts"].items())
         yield f"  failed attempts: {failed}"
-    skipped = f" ({summary['skipped_batches']:,} skipped)" if summary["skipped_batches"] else ""
+    others = [
+        f"{summary[what + '_batches']:,} {what}" for what in ("skipped", "released") if summary[what + "_batches"]
+    ]
+    aside = f" ({', '.join(others)})" if others else ""
     yield (
-        f"batches {summary['batches']:,}{skipped} · optimiser steps {summary['optimizer_steps']:,} · "
+        f"batches {summary['batches']:,}{aside} · optimiser steps {summary['optimizer_steps']:,} · "
         f"versions published {summary['versions_published']:,} · evaluations {summary['evaluations']:,}"
     )
     if summary["scored"]:

@@ -1,4 +1,5 @@
-"""The audit of policy versions: published, committed, pinned, retired. Knows nothing of trajectories."""
+"""The audit of policy versions: published, committed, pinned, retired, and published again when a run is resumed.
+Knows nothing of trajectories."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from headrace.observe.events import (
     InstanceVersion,
     NodeStopped,
     PhaseStarted,
+    Resumed,
     VersionPublished,
     VersionRetired,
 )
@@ -27,7 +29,7 @@ class VersionChecker:
         self.open_evaluations: set[int] = set()
         self.evaluations = 0
         self._digests: dict[int, str] = {}
-        self._retired: set[int] = set()
+        self._live: set[int] = set()
         self._committed: defaultdict[str, set[int]] = defaultdict(set)
 
     @property
@@ -37,7 +39,7 @@ class VersionChecker:
 
     def live(self, version: int) -> bool:
         """Published and not retired."""
-        return version in self._digests and version not in self._retired
+        return version in self._live
 
     def serves(self, instance: str, version: int) -> bool:
         """Whether the instance had committed the version by now."""
@@ -56,7 +58,7 @@ class VersionChecker:
         )
 
     def version_published(self, event: VersionPublished) -> None:
-        """What is published is what the last applied batch made, once."""
+        """What is published is what the last applied batch made, once; once more after a resume, and then the same."""
         new = self._check(
             event.version > self.newest,
             "versions",
@@ -74,8 +76,18 @@ class VersionChecker:
                 event.version,
                 self.current,
             )
+        digest = self._digests.setdefault(event.version, event.digest)
+        self._check(
+            event.digest == digest,
+            "weights",
+            event.seq,
+            "version {} published again with digest {}, before it was {}",
+            event.version,
+            event.digest,
+            digest,
+        )
         self.newest = max(self.newest, event.version)
-        self._digests.setdefault(event.version, event.digest)
+        self._live.add(event.version)
 
     def version_retired(self, event: VersionRetired) -> None:
         """Retired once, and not under a running evaluation."""
@@ -93,7 +105,7 @@ class VersionChecker:
             "version {} retired while it was being evaluated",
             event.version,
         )
-        self._retired.add(event.version)
+        self._live.discard(event.version)
 
     def instance_version(self, event: InstanceVersion) -> None:
         """An instance holds exactly what was published."""
@@ -113,6 +125,21 @@ class VersionChecker:
     def node_stopped(self, event: NodeStopped) -> None:
         """A process that is gone serves nothing; its successor has to commit again."""
         self._committed.pop(event.node, None)
+
+    def resumed(self, event: Resumed) -> None:
+        """The state has the version that the applied batches made. New processes hold none until it is published."""
+        self._check(
+            event.version == self.current,
+            "resume",
+            event.seq,
+            "the run goes on at version {}, the applied batches make version {}",
+            event.version,
+            self.current,
+        )
+        self.newest = event.version - 1
+        self._live.clear()
+        self._committed.clear()
+        self.open_evaluations.clear()
 
     def evaluation_started(self, event: EvaluationStarted) -> None:
         """One evaluation per version, of a live version."""

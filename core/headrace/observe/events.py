@@ -21,6 +21,8 @@ from headrace.errors import RunError
 from headrace.observe.lines import LineReader, RecordLog, last_line
 
 EVENTS_FILE = "events.jsonl"
+NODE_ENDED = "ended"
+"""Why a node stopped that was asked to; any other reason is a loss."""
 
 
 def _kind(class_name: str) -> str:
@@ -63,7 +65,7 @@ class PhaseStarted(Event, frozen=True, kw_only=True):
 
 
 class NodeStarted(Event, frozen=True, kw_only=True):
-    """A process serves."""
+    """A process was started, for the first time or after the last one of its name stopped."""
 
     node: str
     role: str
@@ -75,6 +77,7 @@ class NodeStopped(Event, frozen=True, kw_only=True):
 
     node: str
     reason: str
+    """``ended``, or how it was lost."""
 
 
 class InstanceVersion(Event, frozen=True, kw_only=True):

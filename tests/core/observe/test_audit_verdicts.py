@@ -147,7 +147,7 @@ def test_a_killed_run_with_half_a_last_line_is_audited_up_to_there(run_dir: Path
     assert result.summary["events"] == 900
     assert result.summary["cut_short"]
     text = format_audit(result)
-    assert result.verdict.startswith("PASS so far: 11 rules over 900 events")
+    assert result.verdict.startswith("PASS so far: 12 rules over 900 events")
     assert "line 901 is cut in the middle" in text
     assert "still going, or was killed" in text
     assert "covered: the 900 events of the first" in text
@@ -199,7 +199,7 @@ def test_an_empty_log_is_refused(tmp_path: Path) -> None:
 def test_the_text_fits_a_screen_and_tells_the_verdict_first(run_dir: Path) -> None:
     lines = format_audit(audit_run(run_dir), title="runs/sort-symbols-1").splitlines()
     assert lines[0] == "audit runs/sort-symbols-1"
-    assert lines[2].startswith("PASS: 11 rules over 1,")
+    assert lines[2].startswith("PASS: 12 rules over 1,")
     assert lines[2].endswith(" events, 240 trajectories trained, none lost")
     assert len(lines) <= 34
     assert max(len(line) for line in lines) <= 80
@@ -227,7 +227,47 @@ def test_every_rule_has_a_lie() -> None:
     assert [rule for rule in RULES if f'("{rule}", ' not in told] == []
 
 
-def test_an_honest_log_passes_every_rule_and_exercises_each(run_dir: Path) -> None:
-    result = audit_run(run_dir)
+# ---------------------------------------------------------------- runs that lost nodes or were resumed
+
+
+def test_an_honest_log_passes_every_rule_and_exercises_each(mishaps: Any, tmp_path: Path) -> None:
+    result = audit_run(mishaps.write(tmp_path / "run"))
     assert result.ok, result.violations
     assert set(result.checked) == set(RULES)
+
+
+def test_what_a_resume_voids_counts_for_nothing(mishaps: Any, tmp_path: Path) -> None:
+    first, second, third = (e for e in mishaps.events if e["kind"] == "resumed")
+    assert first["events"] == second["events"], "the second resume makes the first void"
+    result = audit_run(mishaps.write(tmp_path / "run"))
+    summary = result.summary
+    assert summary["resumed"] == 3
+    assert summary["void_events"] == (second["seq"] - second["events"]) + (third["seq"] - third["events"])
+    assert summary["trained"] == 15 * 16
+    assert summary["batches"] == 15 < sum(e["kind"] == "batch_trained" for e in mishaps.events)
+    assert ", resumed 3 times, 240 trajectories trained, none lost" in result.verdict
+    assert f"{summary['void_events']:,} events are void" in str(result)
+
+
+def test_lost_nodes_and_released_batches_are_counted_and_no_fault(mishaps: Any, tmp_path: Path) -> None:
+    result = audit_run(mishaps.write(tmp_path / "run"))
+    assert result.summary["lost_nodes"] == {"rollout-1": 1, "storage-0": 1}
+    assert result.summary["failed_attempts"]["instance_lost"] > 0
+    assert result.summary["dropped"]["storage_lost"] % 4 == 0
+    assert "lost nodes: rollout-1 once, storage-0 once" in str(result)
+    assert "batches 15 (1 released)" in str(result)
+
+
+def test_nodes_that_end_with_the_run_are_not_lost(simulation: Any, tmp_path: Path) -> None:
+    ended = {**simulation.events[1], "kind": "node_stopped", "reason": "ended"}
+    result = audited([*simulation.events[:-1], ended, simulation.events[-1]], tmp_path)
+    assert result.ok
+    assert result.summary["lost_nodes"] == {}
+
+
+def test_a_run_that_was_resumed_and_killed_again_passes_so_far(mishaps: Any, tmp_path: Path) -> None:
+    resumed = [i for i, e in enumerate(mishaps.events) if e["kind"] == "resumed"]
+    result = audited(mishaps.events[: resumed[0] + 1], tmp_path)
+    assert result.ok, result.violations
+    assert result.verdict.startswith("PASS so far: ")
+    assert ", resumed once, " in result.verdict

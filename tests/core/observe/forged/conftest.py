@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ class Forger:
     """Lines of an honest log. ``insert`` and ``remove`` number the lines again, as a forger would."""
 
     def __init__(self, events: list[Event], path: Path) -> None:
-        self.events = copy.deepcopy(events)
+        self.events: list[Event] = json.loads(json.dumps(events))
         self._path = path
 
     def all(self, kind: str, **fields: Any) -> list[Event]:
@@ -75,3 +75,9 @@ class Forger:
 def log(simulation: Any, tmp_path: Path) -> Forger:
     """An honest log of two phases."""
     return Forger(simulation.events, tmp_path / "events.jsonl")
+
+
+@pytest.fixture
+def mishap_log(mishaps: Any, tmp_path: Path) -> Forger:
+    """An honest log of a run that lost nodes and was resumed three times."""
+    return Forger(mishaps.events, tmp_path / "events.jsonl")

@@ -228,7 +228,7 @@ LIES: tuple[tuple[str, Callable[[Any], None], str], ...] = (
     ("log", a_line_after_the_end, "an event after run_finished"),
     ("log", no_beginning, "does not begin with run_started"),
     ("log", a_second_beginning, "a second run_started"),
-    ("log", another_epoch, "epoch 1 of a run that was never resumed"),
+    ("log", another_epoch, "epoch 1 where 0 was due"),
     ("log", work_before_any_phase, "dispatched before any phase"),
     ("log", work_before_any_phase, "a batch taken before any phase"),
 )

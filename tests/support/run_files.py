@@ -1,0 +1,34 @@
+"""The files that a run leaves behind, from records in memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from headrace.observe.lines import RecordLog
+
+Event = dict[str, Any]
+WARM_UP = "warm-up"
+REINFORCE = "reinforce"
+
+
+class RunFiles:
+    """Records, in the order of their lines."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.metrics: list[dict[str, Any]] = []
+        self.evaluations: list[dict[str, Any]] = []
+        self.job: dict[str, Any] = {}
+
+    def write(self, directory: Path) -> Path:
+        """The files of a finished run."""
+        directory.mkdir(parents=True, exist_ok=True)
+        files = {"events": self.events, "metrics": self.metrics, "evaluation": self.evaluations}
+        for name, records in files.items():
+            with RecordLog(directory / f"{name}.jsonl") as log:
+                for record in records:
+                    log.write(record)
+        (directory / "job.json").write_text(json.dumps(self.job, indent=2))
+        return directory
