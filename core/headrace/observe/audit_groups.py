@@ -256,7 +256,11 @@ class GroupChecker:
 
     def resumed(self, event: Resumed) -> None:
         """What was in flight is forgotten, to be dispatched anew; everything else that is live is stored."""
+        waiting, self._restarted = self._restarted, {}
         for id in event.restarted:
+            if id in waiting:  # since an earlier resume
+                self._restarted[id] = waiting.pop(id)
+                continue
             group = self.groups.get(id)
             in_flight = self._check(
                 group is not None and not group.stored,
@@ -268,7 +272,7 @@ class GroupChecker:
             )
             if in_flight and group is not None:
                 self._forget(group)
-        left = [group.id for group in self.groups.values() if not group.stored]
+        left = [*waiting, *(group.id for group in self.groups.values() if not group.stored)]
         self._check(not left, "resume", event.seq, "groups {} are neither stored nor among those that begin anew", left)
 
     def _forget(self, group: Group) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import PurePath
 
 from headrace.observe.audit_findings import Findings
 from headrace.observe.events import (
@@ -36,7 +37,7 @@ class LogChecker:
         self._epoch_began = -1
         """``seq`` of the newest resume."""
         self._saved: set[tuple[int, str, int]] = set()
-        """Version, path and events of every checkpoint."""
+        """Version, directory name and events of every checkpoint: a run may be moved before it is resumed."""
 
     # ------------------------------------------------------------ every event
 
@@ -97,12 +98,12 @@ class LogChecker:
             event.seq,
         )
         if true:
-            self._saved.add((event.version, event.path, event.events))
+            self._saved.add((event.version, PurePath(event.path).name, event.events))
 
     def resumed(self, event: Resumed) -> None:
         """From a checkpoint that was saved, as it was saved."""
         self._check(
-            (event.version, event.checkpoint, event.events) in self._saved,
+            (event.version, PurePath(event.checkpoint).name, event.events) in self._saved,
             "resume",
             event.seq,
             "the run goes on from {} with version {} and {} events: no such checkpoint was saved",

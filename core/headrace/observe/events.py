@@ -254,7 +254,7 @@ class Resumed(Event, frozen=True, kw_only=True):
     version: int
     """The version the checkpoint has, and the trainer works on."""
     checkpoint: str
-    """The directory, as :class:`CheckpointSaved` named it."""
+    """The directory; its name is as :class:`CheckpointSaved` said, though the run may have been moved."""
     events: int
     """As :class:`CheckpointSaved` said."""
     restarted: list[int]

@@ -271,3 +271,18 @@ def test_a_run_that_was_resumed_and_killed_again_passes_so_far(mishaps: Any, tmp
     assert result.ok, result.violations
     assert result.verdict.startswith("PASS so far: ")
     assert ", resumed once, " in result.verdict
+
+
+@pytest.mark.parametrize("forgotten", [0, 1])
+def test_a_group_may_begin_anew_after_two_resumes_but_not_be_forgotten(
+    forgotten: int, mishaps: Any, tmp_path: Path
+) -> None:
+    resumed = next(e for e in mishaps.events if e["kind"] == "resumed")
+    events, seq = mishaps.events[: resumed["seq"] + 1], resumed["seq"] + 1
+    saved = {"seq": seq, "time": resumed["time"], "epoch": 1, "kind": "checkpoint_saved"}
+    saved |= {"version": resumed["version"], "path": "runs/a/checkpoints/next", "events": seq}
+    again = {**resumed, "seq": seq + 1, "epoch": 2, "events": seq, "checkpoint": "moved/checkpoints/next"}
+    again["restarted"] = resumed["restarted"][forgotten:]
+    result = audited([*events, saved, again], tmp_path)
+    assert result.ok == (not forgotten), result.violations
+    assert result.summary["void_events"] == resumed["seq"] - resumed["events"] + 1
