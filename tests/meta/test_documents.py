@@ -102,6 +102,9 @@ def test_commands_of_a_document_exist(document: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("examples/**/*.toml")), ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_example_job_passes_the_checks(path: Path) -> None:
+def test_every_example_job_passes_the_checks(path: Path, tmp_path: Path) -> None:
     if path.name != "pyproject.toml":
-        assert [str(finding) for finding in check_job(load_job(path))] == []
+        (tmp_path / "config.json").write_text("{}")  # stands for a pretrained model that a job names
+        pretrained = "path" in tomllib.loads(path.read_text())["model"]
+        job = load_job(path, [f"model.path={tmp_path}"] if pretrained else [])
+        assert [str(finding) for finding in check_job(job)] == []
