@@ -15,7 +15,7 @@ not to change. An observer cannot hurt a run: one that raises is reported once, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pluggy
@@ -42,6 +42,11 @@ class ObserverHooks:
     @hookspec
     def run_opened(self, run_dir: str, job: Mapping[str, Any]) -> None:
         """Before the first event. ``run_dir`` exists; ``job`` is the resolved job file as plain values."""
+
+    @hookspec
+    def run_resumed(self, past: Callable[[], Iterator[Mapping[str, Any]]]) -> None:
+        """After ``run_opened``, when the run goes on from a checkpoint: ``past()`` reads the events that led there, as
+        ``event`` got them. The next event is ``resumed``."""
 
     @hookspec
     def event(self, event: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO, cast
 
@@ -63,6 +63,22 @@ class Console(Observer):
         else:
             self._screen = _Lines(console, self._elapsed)
         self._screen.say(f"run directory {run_dir}")
+
+    @hookimpl
+    def run_resumed(self, past: Callable[[], Iterator[Mapping[str, Any]]]) -> None:
+        """Know what has happened, without showing it again."""
+        for event in past():
+            self._progress.event(event)
+        if self._screen is not None:
+            phase = self._progress.phase
+            where = f", batch {self._progress.step} of phase {phase.name}" if phase is not None else ""
+            self._screen.say(f"resuming from version {self._progress.version}{where}")
+
+    @hookimpl
+    def notice(self, text: str) -> None:
+        """Say it."""
+        if self._screen is not None:
+            self._screen.say(text)
 
     @hookimpl
     def event(self, event: Mapping[str, Any]) -> None:

@@ -71,6 +71,7 @@ class Progress:
         """Group in flight → members without a row."""
         self._batches: deque[tuple[float, float]] = deque(maxlen=RECENT_BATCHES)
         self._handlers = {
+            "resumed": self._resumed,
             "phase_started": self._phase_started,
             "node_started": lambda e: self.nodes.setdefault(e["node"]),
             "node_stopped": lambda e: self.nodes.pop(e["node"], None),
@@ -112,6 +113,15 @@ class Progress:
         self.step = 0
         self.latest = {}
         self.staleness = []
+
+    def _resumed(self, event: Mapping[str, Any]) -> None:
+        """Every process is new; what was in flight begins anew."""
+        self.nodes.clear()
+        self.live.clear()
+        self.evaluating.clear()
+        for group in event["restarted"]:
+            self._missing.pop(group, None)
+            self._versions.pop(group, None)
 
     def _published(self, event: Mapping[str, Any]) -> None:
         self.version = event["version"]

@@ -7,7 +7,7 @@ its traceback, closed, and never called again; ``disabled`` says which and why.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pluggy
@@ -63,6 +63,10 @@ class ObserverManager:
     def metrics(self, record: Mapping[str, Any]) -> None:
         """See :meth:`ObserverHooks.metrics`."""
         self._broadcast("metrics", record=record)
+
+    def run_resumed(self, past: Callable[[], Iterator[Mapping[str, Any]]]) -> None:
+        """See :meth:`ObserverHooks.run_resumed`."""
+        self._broadcast("run_resumed", past=past)
 
     def notice(self, text: str) -> None:
         """See :meth:`ObserverHooks.notice`."""

@@ -13,7 +13,7 @@ from headrace.errors import PluginError, RunError
 from headrace.observe.audit import AuditResult, audit_run
 from headrace.observe.report_data import RunData, collect
 from headrace.observe.report_figures import Panel, learning, lengths, speed, staleness, training
-from headrace.observe.report_sections import audit_section, header, job_section, samples_section
+from headrace.observe.report_sections import audit_section, header, job_section, mishaps_section, samples_section
 from headrace.observe.report_timeline import timeline
 
 REPORT_FILE = "report.html"
@@ -60,7 +60,7 @@ def _page(run_dir: Path, data: RunData, result: AuditResult, plotly: str) -> str
     body = [header(run_dir, data, result)]
     for title, panels in sections:
         body.append(_section(title, [panel for panel in panels if panel is not None], figures))
-    body += [samples_section(data), audit_section(result), job_section(data)]
+    body += [mishaps_section(data), samples_section(data), audit_section(result), job_section(data)]
     return Template((PAGE / "report.html").read_text(encoding="utf-8")).substitute(
         title=escape(f"{data.job_name}: {run_dir.name}"),
         css=(PAGE / "report.css").read_text(encoding="utf-8"),

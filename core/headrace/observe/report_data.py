@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from headrace.errors import RunError
+from headrace.observe.epochs import void_events
 from headrace.observe.events import (
     BatchTrained,
     EvaluationFinished,
@@ -24,10 +25,14 @@ from headrace.observe.events import (
     read_events,
 )
 from headrace.observe.records import EvaluationRecord, MetricsRecord, read_evaluations, read_metrics
+from headrace.observe.report_mishaps import LostNode, Mishaps, Resume
 
 JOB_FILE = "job.json"
 MERGE_AT = 256
 """Intervals kept apart before overlapping ones are joined: memory follows versions, not trajectories."""
+
+
+Record = TypeVar("Record")
 
 
 class Interval(NamedTuple):
@@ -40,7 +45,8 @@ class Interval(NamedTuple):
 
 @dataclass(slots=True)
 class RunData:
-    """A run. Times are seconds since ``run_started``."""
+    """A run, as far as it is in force: what a resume made void is left out. Times are seconds since
+    ``run_started``."""
 
     job_name: str = ""
     status: str | None = None
@@ -62,6 +68,8 @@ class RunData:
     """Response tokens → sampled trajectories."""
     trained_lengths: Counter[int] = field(default_factory=Counter)
     truncated: int = 0
+    lost_nodes: list[LostNode] = field(default_factory=list)
+    resumes: list[Resume] = field(default_factory=list)
     metrics: list[MetricsRecord] = field(default_factory=list)
     samples: list[EvaluationRecord] = field(default_factory=list)
     job: Mapping[str, Any] = field(default_factory=dict)
@@ -87,12 +95,21 @@ def collect(run_dir: Path) -> RunData:
     data = RunData()
     _Reading(data).read(run_dir)
     if (run_dir / "metrics.jsonl").exists():
-        data.metrics = list(read_metrics(run_dir))
+        trained = {version for version, _ in data.trained}
+        records = (record for record in read_metrics(run_dir) if record.version in trained)
+        data.metrics = _newest(records, key=lambda record: (record.phase, record.step))
     if (run_dir / "evaluation.jsonl").exists():
-        data.samples = list(read_evaluations(run_dir))
+        evaluated = {evaluation.version for evaluation in data.evaluations}
+        answers = (record for record in read_evaluations(run_dir) if record.version in evaluated)
+        data.samples = _newest(answers, key=lambda record: (record.version, record.mode))
     if (run_dir / JOB_FILE).exists():
         data.job = _job(run_dir / JOB_FILE)
     return data
+
+
+def _newest(records: Iterable[Record], *, key: Callable[[Record], Hashable]) -> list[Record]:
+    """A run that is resumed makes some records again: the later one of the same ``key`` counts."""
+    return list({key(record): record for record in records}.values())
 
 
 def _job(path: Path) -> Mapping[str, Any]:
@@ -127,6 +144,7 @@ class _Reading:
 
     def read(self, run_dir: Path) -> None:
         data = self._data
+        mishaps, void = Mishaps(), void_events(run_dir)
         handlers = {
             RunStarted: self._run_started,
             PhaseStarted: data.phases.append,
@@ -141,8 +159,13 @@ class _Reading:
         last = None
         for event in read_events(run_dir):
             last = event
-            if handle := handlers.get(type(event)):
-                handle(event)  # type: ignore[operator]  # each takes the events of its own key
+            if event.seq in void:
+                mishaps.void(event)
+                continue
+            for handle in (handlers.get(type(event)), mishaps.handlers.get(type(event))):
+                if handle is not None:
+                    handle(event)  # type: ignore[operator]  # each takes the events of its own key
+        data.lost_nodes, data.resumes = mishaps.lost, mishaps.resumes
         data.seconds = data.since_start(last.time) if last else 0.0
         gap = data.seconds / 2000
         data.generated = {key: merge(found, gap=gap) for key, found in sorted(self._generating.items())}

@@ -110,12 +110,13 @@ def line_figure(lines: Sequence[Line], *, x: str, y: str, borders: Mapping[float
     ends = [*starts[1:], math.inf][: len(starts)]
     shown = [at for at, end in zip(starts, ends, strict=True) if end > low and at <= high]
     if len(shown) > 1:
-        layout["shapes"] = [_border(at) for at in shown]
+        layout["shapes"] = [border(at) for at in shown]
         layout["annotations"] = [_border_name(at, borders[at]) for at in shown]
     return {"data": [trace for line in lines for trace in traces(line, borders)], "layout": layout}
 
 
-def _border(at: float) -> Figure:
+def border(at: float) -> Figure:
+    """A vertical line across the plot."""
     stroke = {"color": "@muted", "width": 1, "dash": "dot"}
     return {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": stroke}
 

@@ -73,6 +73,39 @@ def _tiles(data: RunData, result: AuditResult) -> Iterator[tuple[str, str]]:
         yield "trainer idle", f"{data.idle_share:.0%}"
 
 
+# ---------------------------------------------------------------- mishaps
+
+
+def mishaps_section(data: RunData) -> str:
+    """Nodes that were lost and resumes, in the order of time: what became of the work."""
+    rows = sorted([*_lost_rows(data), *_resume_rows(data)])
+    if not rows:
+        return ""
+    body = "".join(
+        f'<tr><td class="number">{escape(duration(at))}</td>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
+        for at, *cells in rows
+    )
+    return (
+        '<h2>What was lost on the way</h2>\n<div class="scroll"><table><thead><tr><th class="number">after</th>'
+        f"<th>what</th><th>why</th><th>what became of the work</th></tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _lost_rows(data: RunData) -> Iterator[tuple[float, str, str, str]]:
+    for lost in data.lost_nodes:
+        work = [f"{count:,} trajectories made again ({reason})" for reason, count in lost.again.items()]
+        work += [f"{count:,} trajectories dropped ({reason})" for reason, count in lost.dropped.items()]
+        if lost.started_again is None:
+            work.append("never started again")
+        yield data.since_start(lost.at), lost.node, lost.reason, "; ".join(work) or "nothing was under way"
+
+
+def _resume_rows(data: RunData) -> Iterator[tuple[float, str, str, str]]:
+    for resume in data.resumes:
+        work = f"resumed from version {resume.version}; {resume.void_events:,} events are void"
+        yield data.since_start(resume.at), "the run", resume.reason or "ended without saying why", work
+
+
 # ---------------------------------------------------------------- samples
 
 

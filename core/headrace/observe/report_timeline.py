@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headrace.observe.report_data import Interval, RunData
-from headrace.observe.report_figures import Figure, Panel, axis, time_unit
+from headrace.observe.report_figures import Figure, Panel, axis, border, time_unit
+from headrace.observe.report_mishaps import Resume
 
 MAX_INSTANCES = 32
 """Rows of the chart; of a larger fleet the first so many are drawn."""
@@ -28,9 +29,10 @@ def timeline(data: RunData) -> Panel | None:
         rows.append((name, lanes(bars)))
     figure = _draw(data, rows, unit, scale)
     left_out = f" {len(instances) - len(drawn)} more instances are not drawn." if len(instances) > len(drawn) else ""
+    void = " Shaded: what a resume made void." if data.resumes else ""
     caption = (
         "Colour is the policy version: the one an instance samples with, and the one the trainer works on. "
-        f"Drag to zoom, double-click to go back.{left_out}"
+        f"Drag to zoom, double-click to go back.{void}{left_out}"
     )
     return Panel(title="Who worked when, on which version", caption=caption, figure=figure, wide=True)
 
@@ -61,6 +63,8 @@ def _draw(data: RunData, rows: Sequence[tuple[str, list[list[Bar]]]], unit: str,
         ticks.append((start + height) / 2)
         height += 0.7
     traces += _events(data, scale, height)
+    if data.lost_nodes:
+        traces.append(_losses(data, dict(zip((name for name, _ in rows), ticks, strict=True)), scale))
     layout = {
         "barmode": "overlay",
         "height": 130 + 26 * round(height),
@@ -75,6 +79,7 @@ def _draw(data: RunData, rows: Sequence[tuple[str, list[list[Bar]]]], unit: str,
             "fixedrange": True,
         },
         "showlegend": True,
+        "shapes": [shape for resume in data.resumes for shape in _void(data, resume, scale)],
     }
     return {"data": traces, "layout": layout}
 
@@ -140,3 +145,24 @@ def _events(data: RunData, scale: float, top: float) -> list[Figure]:
             "hoverinfo": "text",
         },
     ]
+
+
+def _losses(data: RunData, places: Mapping[str, float], scale: float) -> Figure:
+    """A cross on the row of the node; below all rows for one that has none."""
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "node lost",
+        "x": [data.since_start(lost.at) / scale for lost in data.lost_nodes],
+        "y": [places.get(lost.node, 0.0) for lost in data.lost_nodes],
+        "marker": {"symbol": "x", "size": 9, "color": "@orange"},
+        "hovertext": [f"{lost.node} {lost.reason}" for lost in data.lost_nodes],
+        "hoverinfo": "text",
+    }
+
+
+def _void(data: RunData, resume: Resume, scale: float) -> list[Figure]:
+    since, at = data.since_start(resume.since) / scale, data.since_start(resume.at) / scale
+    across = {"yref": "paper", "y0": 0, "y1": 1}
+    shade = {"type": "rect", "x0": since, "x1": at, **across, "fillcolor": "@muted", "opacity": 0.15}
+    return [{**shade, "line": {"width": 0}}, border(at)]

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from headrace.config import Job
 from headrace.hooks import Observer
+from headrace.observe.epochs import standing_events
 from headrace.observe.events import EventLog
 from headrace.observe.lines import RecordLog
 from headrace.observe.observers import ObserverManager
@@ -34,6 +39,8 @@ class Journal:
             assert isinstance(observer, Observer)
             self._observers.register(observer, name=spec.use)
         self._observers.run_opened(str(directory.path), job.resolved())
+        if resumed is not None:
+            self._observers.run_resumed(lambda: _past(directory.events, resumed.events))
 
     @property
     def event_count(self) -> int:
@@ -83,3 +90,11 @@ class Journal:
     def close(self, status: str, summary: dict[str, Any]) -> None:
         """Tell observers and close them."""
         self._observers.run_closed(status, summary)
+
+
+def _past(log: Path, count: int) -> Iterator[dict[str, Any]]:
+    """The events in force among the first ``count``."""
+    for event in standing_events(log):
+        if event.seq >= count:
+            return
+        yield msgspec.to_builtins(event)

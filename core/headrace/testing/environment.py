@@ -59,10 +59,11 @@ class FakeEnvironment(Environment, Demonstrations):
 
     def task(self, index: int, *, split: Split) -> Task:
         base, rest = self._options.vocabulary - DIGITS_FROM, index + self._seed
-        prompt = [FIRST[split]]
+        digits = []
         for _ in range(self._options.length):
             rest, digit = divmod(rest, base)
-            prompt.append(DIGITS_FROM + digit)
+            digits.append(DIGITS_FROM + digit)
+        prompt = [FIRST[split], *reversed(digits)]
         return Task(id="-".join(map(str, prompt)), data={"prompt": prompt, "answer": prompt[-1]})
 
     async def run(self, task: Task, session: GenerationSession) -> Episode:

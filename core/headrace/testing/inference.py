@@ -63,6 +63,8 @@ class FakeInferenceEngine(InferenceEngine, MultiVersion):
         super().__init__(settings)
         self._options = settings
         self._trouble = Trouble(settings, error=EngineError)
+        self._base: Bigram | None = None
+        """What was started with: the shape of every version."""
         self._models: dict[int, Bigram] = {}
         self._digests: dict[int, str] = {}
         self._updates: dict[int, FakeWeightUpdate] = {}
@@ -78,7 +80,7 @@ class FakeInferenceEngine(InferenceEngine, MultiVersion):
         return InferenceCapabilities(slots=settings.slots, live_versions=settings.live_versions, deterministic=True)
 
     async def start(self, context: InferenceContext) -> None:
-        self._models[context.version] = load_bigram(context.model_path)
+        self._base = self._models[context.version] = load_bigram(context.model_path)
         self._decoding = asyncio.create_task(self._decode())
 
     async def submit(self, requests: Sequence[GenerationRequest]) -> None:
@@ -202,7 +204,8 @@ class FakeInferenceEngine(InferenceEngine, MultiVersion):
         version = update.manifest.version
         if self._updates.get(version) is not update:
             raise EngineError(f"the update to version {version} was aborted or replaced", fix="begin it again")
-        base = next(iter(self._models.values()))
+        base = self._base
+        assert base is not None, "an update is begun after start"
         wrong = self._problems(update, base)
         if wrong:
             raise EngineError(f"version {version} is incomplete: {'; '.join(wrong)}", fix="apply these tensors again")

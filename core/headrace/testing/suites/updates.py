@@ -155,6 +155,17 @@ class WeightUpdateRules:
             check(health.versions == (1,), f"after version 0 was retired health reports versions {health.versions}")
             await raises_async(EngineError, served.engine.submit(served.requests("late", 1)))
 
+    @rule("A version can be loaded when every other one is retired.")
+    async def test_a_version_follows_the_last_one_that_was_retired(
+        self, plugin: InferenceEngine, model_path: str
+    ) -> None:
+        engine = _needs_several(plugin)
+        async with self.serving(plugin, model_path) as served:
+            await engine.retire(0)
+            await served.push(self.other(model_path), 1)
+            (answer, *_) = await _ask(served, version=1)
+        check(answer.reason == "length", f"a request for it ended by {answer.reason!r}")
+
     async def _unchanged(self, served: Served, before: list[Answer]) -> None:
         health = await served.engine.health()
         check(health.versions == (0,), f"health reports versions {health.versions}, (0,) is what it served")
