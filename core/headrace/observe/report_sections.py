@@ -82,7 +82,7 @@ def mishaps_section(data: RunData) -> str:
     if not rows:
         return ""
     body = "".join(
-        f'<tr><td class="number">{escape(duration(at))}</td>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
+        f'<tr><td class="number">{escape(duration(at))}</td><td>{"</td><td>".join(map(escape, cells))}</td></tr>'
         for at, *cells in rows
     )
     return (

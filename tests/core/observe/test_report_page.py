@@ -91,7 +91,11 @@ def test_every_plot_has_a_place_a_title_and_a_caption(page: str) -> None:
         assert f"<h3>{title}</h3>" in page
 
 
-def test_every_plot_is_valid_plotly_and_every_axis_has_a_title(page: str) -> None:
+@pytest.mark.parametrize("story", ["simulation", "mishaps"])
+def test_every_plot_is_valid_plotly_and_every_axis_has_a_title(
+    story: str, request: pytest.FixtureRequest, tmp_path: Path, no_plotly_js: None
+) -> None:
+    page = write_report(request.getfixturevalue(story).write(tmp_path / "run")).read_text(encoding="utf-8")
     graph_objects = pytest.importorskip("plotly.graph_objects")
     script = (Path(__file__).parents[3] / "core/headrace/observe/page/report.js").read_text()
     named = set(re.findall(r"(\w+): (?:\"#|\[\[)", script))
