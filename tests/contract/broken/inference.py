@@ -380,3 +380,13 @@ class TestMindsUnknownVersions(Broken):
             if version not in self._models:
                 raise EngineError("unknown version")
             await super().retire(version)
+
+
+class TestNeedsAnother(Broken):
+    breaks = "test_a_version_follows_the_last_one_that_was_retired"
+
+    class Kind(FakeInferenceEngine):
+        async def begin_update(self, manifest: WeightManifest) -> WeightUpdate:
+            if not self._models:
+                raise EngineError("there is no version to begin from")
+            return await super().begin_update(manifest)

@@ -1,0 +1,92 @@
+"""A job of fakes alone: the whole run, with all its processes, and nothing but numpy in them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.observe.audit import audit_run
+
+JOB = """
+observers = ["headrace.testing:FakeObserver"]
+
+[job]
+name = "fakes"
+
+[model.scratch]
+vocabulary = 8
+
+[environment]
+use = "headrace.testing:FakeEnvironment"
+vocabulary = 8
+
+[rollout]
+use = "headrace.testing:FakeInferenceEngine"
+instances = 2
+max_new_tokens = 8
+
+[trainer]
+use = "headrace.testing:FakeTrainingEngine"
+learning_rate = 20.0
+
+[algorithm]
+use = "headrace.testing:FakeAlgorithm"
+
+[batch]
+groups = 8
+group_size = 4
+
+[staleness]
+policy = "headrace.testing:FakeStaleness"
+max_staleness = 1
+
+[storage]
+use = "headrace.testing:FakeStorage"
+
+[weights]
+use = "headrace.testing:FakeWeightTransport"
+
+[launcher]
+use = "headrace.testing:FakeLauncher"
+
+[[phase]]
+name = "only"
+steps = 20
+"""
+
+
+def run(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    (folder / "job.toml").write_text(JOB)
+    sets = [word for override in overrides for word in ("--set", override)]
+    command = ["run", str(folder / "job.toml"), "--run-dir", str(folder / "run"), *sets]
+    return subprocess.run([sys.executable, "-m", "headrace", *command], capture_output=True, text=True, check=False)
+
+
+def test_a_job_of_fakes_runs_learns_and_passes_its_audit(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert audit_run(tmp_path / "run").ok
+    rewards = [
+        json.loads(line)["reward/mean"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert sum(rewards[-5:]) > 1.3 * sum(rewards[:5])
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("rollout", "a decode step failed"),
+        ("trainer", "an optimiser step failed"),
+    ],
+)
+def test_a_fake_that_fails_when_it_is_told_to_fails_the_run_in_those_words(
+    tmp_path: Path, table: str, said: str
+) -> None:
+    done = run(tmp_path, f"{table}.fail_after=2")
+    assert done.returncode == 1
+    logs = "".join(path.read_text() for path in (tmp_path / "run" / "logs").glob("*.log"))
+    assert said in done.stderr + logs
