@@ -82,23 +82,36 @@ class Console(Observer):
 
     @hookimpl
     def event(self, event: Mapping[str, Any]) -> None:
-        """Keep count; phases and evaluations are worth a line."""
+        """Keep count; phases, evaluations, and nodes that are lost and come back are worth a line."""
         if self._screen is None:
             return
+        lost = self._progress.lost
+        back = event["kind"] == "instance_version" and event["instance"] in lost
         with self._screen.lock:
             self._progress.event(event)
-        if event["kind"] == "run_started":
-            self._screen.progress(model_line(self._progress))
-        elif event["kind"] == "node_started":
-            self._screen.progress(f"starting {event['node']}")
-        elif event["kind"] == "phase_started":
-            self._alarmed = False
-            if self._progress.phase is not None and self._progress.phase.number == 1:
-                self._screen.progress(f"every node serves after {self._elapsed():.1f} s")
-            self._screen.progress(phase_line(self._progress))
-        elif event["kind"] == "evaluation_finished":
-            newest = next(e for e in self._progress.evaluations if e.version == event["version"])
-            self._screen.progress(f"version {newest.version}: held-out {accuracy(newest).replace(' · ', ', ')}")
+        if back:
+            self._screen.say(f"{event['instance']} serves again")
+        match event["kind"]:
+            case "run_started":
+                self._screen.progress(model_line(self._progress))
+            case "node_started" if event["node"] in lost:
+                self._screen.say(f"starting {event['node']} again")
+            case "node_started":
+                self._screen.progress(f"starting {event['node']}")
+            case "node_stopped" if event["node"] in lost:
+                self._screen.say(f"{event['node']} lost: {event['reason']}", style="yellow")
+            case "phase_started":
+                self._phase_started()
+            case "evaluation_finished":
+                newest = next(e for e in self._progress.evaluations if e.version == event["version"])
+                self._screen.progress(f"version {newest.version}: held-out {accuracy(newest).replace(' · ', ', ')}")
+
+    def _phase_started(self) -> None:
+        assert self._screen is not None
+        self._alarmed = False
+        if self._progress.phase is not None and self._progress.phase.number == 1:
+            self._screen.progress(f"every node serves after {self._elapsed():.1f} s")
+        self._screen.progress(phase_line(self._progress))
 
     @hookimpl
     def metrics(self, record: Mapping[str, Any]) -> None:

@@ -57,6 +57,8 @@ class Progress:
         """Versions published and not retired."""
         self.nodes: dict[str, None] = {}
         """Those that were started and are not gone, in order."""
+        self.lost: set[str] = set()
+        """Those that did not end with the run; an instance is not lost any more once it has weights."""
         self.buffered: set[int] = set()
         """Whole groups that wait for a batch."""
         self.dropped: Counter[str] = Counter()
@@ -74,7 +76,8 @@ class Progress:
             "resumed": self._resumed,
             "phase_started": self._phase_started,
             "node_started": lambda e: self.nodes.setdefault(e["node"]),
-            "node_stopped": lambda e: self.nodes.pop(e["node"], None),
+            "node_stopped": self._stopped,
+            "instance_version": lambda e: self.lost.discard(e["instance"]),
             "version_published": self._published,
             "version_retired": lambda e: self.live.discard(e["version"]),
             "group_dispatched": self._dispatched,
@@ -114,9 +117,15 @@ class Progress:
         self.latest = {}
         self.staleness = []
 
+    def _stopped(self, event: Mapping[str, Any]) -> None:
+        self.nodes.pop(event["node"], None)
+        if event["reason"] != "ended":
+            self.lost.add(event["node"])
+
     def _resumed(self, event: Mapping[str, Any]) -> None:
         """Every process is new; what was in flight begins anew."""
         self.nodes.clear()
+        self.lost.clear()
         self.live.clear()
         self.evaluating.clear()
         for group in event["restarted"]:

@@ -14,8 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from headrace.observe.epochs import VoidEvents
+from headrace.observe.events import Resumed
 from headrace.observe.observers import ObserverManager
 from headrace_observers.console import Console
 from headrace_observers.display import ASCII_BLOCKS, clock
@@ -130,6 +133,58 @@ def test_a_mismatch_above_the_threshold_warns_once_a_phase(capsys: pytest.Captur
     assert capsys.readouterr().out.count("warning: trainer and rollout differ by") == 1
     play(simulation, managed(mismatch_alarm=worst))
     assert "warning" not in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- lost nodes and resumes
+
+
+def in_the_last_epoch(run: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What an observer of the last epoch is shown of the past, and then gets."""
+    resumed = [e for e in run.events if e["kind"] == "resumed"][-1]
+    void = VoidEvents(msgspec.convert(e, Resumed) for e in run.events if e["kind"] == "resumed")
+    past = [e for e in run.events[: resumed["seq"]] if e["seq"] not in void]
+    return past, run.events[resumed["seq"] :]
+
+
+def test_a_lost_node_is_told_when_it_goes_and_when_it_is_back(capsys: pytest.CaptureFixture[str], mishaps: Any) -> None:
+    manager = managed()
+    manager.run_opened("runs/a", JOB)
+    for event in mishaps.events[: next(e["seq"] for e in mishaps.events if e["kind"] == "resumed")]:
+        manager.event(event)
+    assert not manager.disabled
+    lines = [line.partition("] ")[2] for line in capsys.readouterr().out.splitlines()]
+    story = [line for line in lines if "rollout-1" in line]
+    assert story == [
+        "starting rollout-1",
+        "rollout-1 lost: was killed by signal 9",
+        "starting rollout-1 again",
+        "rollout-1 serves again",
+    ]
+
+
+def test_a_node_that_ends_with_the_run_is_not_lost(capsys: pytest.CaptureFixture[str], simulation: Any) -> None:
+    manager = managed()
+    manager.run_opened("runs/a", JOB)
+    manager.event({**simulation.events[1], "kind": "node_stopped", "reason": "ended"})
+    assert "lost" not in capsys.readouterr().out
+
+
+def test_a_resumed_run_is_shown_from_where_it_goes_on(capsys: pytest.CaptureFixture[str], mishaps: Any) -> None:
+    past, rest = in_the_last_epoch(mishaps)
+    manager = managed(interval_seconds=0.0)
+    manager.run_opened("runs/a", JOB)
+    manager.run_resumed(lambda: iter(past))
+    metrics = iter([m for m in mishaps.metrics if m["time"] >= rest[0]["time"]])
+    for event in rest:
+        manager.event(event)
+        if event["kind"] == "batch_trained":
+            manager.metrics(next(metrics))
+    assert not manager.disabled
+    text = capsys.readouterr().out
+    assert "resuming from version 10, batch 7 of phase reinforce" in text
+    assert re.findall(r"\] reinforce (\d+)/12", text) == [str(step) for step in range(8, 13)]
+    assert text.count("starting rollout-1\n") == 1, "its loss is of an earlier epoch"
+    assert "storage-0 lost: was killed by signal 9" in text
 
 
 # ---------------------------------------------------------------- on a terminal
@@ -287,6 +342,17 @@ def test_groups_are_counted_where_they_are(simulation: Any) -> None:
                 members.pop(event["group"], None)
                 waiting.discard(event["group"])
         assert (progress.in_flight, progress.buffered) == (len(members), waiting)
+
+
+def test_after_a_resume_the_groups_are_counted_as_if_nothing_had_been_void(mishaps: Any) -> None:
+    past, rest = in_the_last_epoch(mishaps)
+    progress, ready = Progress(JOB), mishaps.states[-1].ready
+    for event in [*past, rest[0]]:
+        progress.event(event)
+    assert (progress.in_flight, progress.buffered) == (0, {group for _, group in ready})
+    for event in rest[1:]:
+        progress.event(event)
+    assert (progress.in_flight, progress.buffered, progress.step) == (0, set(), 12)
 
 
 def test_staleness_is_of_the_newest_batch(simulation: Any) -> None:
