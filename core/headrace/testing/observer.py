@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from headrace.contract import NoSettings
@@ -24,6 +24,11 @@ class FakeObserver(Observer):
         self.told.append(("run_opened", (run_dir, job)))
 
     @hookimpl
+    def run_resumed(self, past: Callable[[], Iterator[Mapping[str, Any]]]) -> None:
+        """It goes on from these events."""
+        self.told.append(("run_resumed", list(past())))
+
+    @hookimpl
     def event(self, event: Mapping[str, Any]) -> None:
         """Something happened."""
         self.told.append(("event", event))
@@ -32,6 +37,11 @@ class FakeObserver(Observer):
     def metrics(self, record: Mapping[str, Any]) -> None:
         """A batch was trained."""
         self.told.append(("metrics", record))
+
+    @hookimpl
+    def notice(self, text: str) -> None:
+        """A line to be read now."""
+        self.told.append(("notice", text))
 
     @hookimpl
     def run_closed(self, status: str, summary: Mapping[str, Any]) -> None:

@@ -44,6 +44,15 @@ class TestStumblesOverNothing(Broken):
                 raise TypeError("cannot format None")
 
 
+class TestHasNoPast(Broken):
+    breaks = "test_it_follows_a_resumed_run"
+
+    class Kind(FakeObserver):
+        @hookimpl
+        def run_resumed(self, past: Any) -> None:
+            raise ValueError("the first event must be run_started")
+
+
 class TestTidiesUp(Broken):
     breaks = "test_it_changes_nothing_it_is_given"
 

@@ -18,7 +18,7 @@ import pytest
 
 from headrace.hooks import PROJECT, Observer, ObserverHooks
 from headrace.testing.suites.rules import check, override, rule
-from headrace.testing.suites.watched import EVENTS, JOB, METRICS, SUMMARY
+from headrace.testing.suites.watched import EVENTS, JOB, METRICS, RESUMED, SUMMARY
 
 
 class ObserverContract:
@@ -43,6 +43,12 @@ class ObserverContract:
             _tell(plugin, hook, arguments)
         plugin.close()
 
+    @rule("An observer follows a run that is resumed, whose past it reads from `run_resumed`.")
+    def test_it_follows_a_resumed_run(self, plugin: Observer, tmp_path: Path) -> None:
+        for hook, arguments in _resumed_run(str(tmp_path)):
+            _tell(plugin, hook, arguments)
+        plugin.close()
+
     @rule("What an observer is given is its own to read and not to change.")
     def test_it_changes_nothing_it_is_given(self, plugin: Observer, tmp_path: Path) -> None:
         for hook, arguments in _run(str(tmp_path)):
@@ -63,11 +69,21 @@ class ObserverContract:
 def _run(run_dir: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """What the controller tells, hook by hook; copies, for an observer could change them."""
     yield "run_opened", {"run_dir": run_dir, "job": copy.deepcopy(JOB)}
-    for event in EVENTS:
+    for event in (*EVENTS[:RESUMED], EVENTS[-1]):
         yield "event", {"event": copy.deepcopy(event)}
         if event["kind"] == "batch_trained":
             yield "metrics", {"record": dict(METRICS)}
+    yield "notice", {"text": "stopping; once more to stop at once"}
     yield "run_closed", {"status": "completed", "summary": copy.deepcopy(SUMMARY)}
+
+
+def _resumed_run(run_dir: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The same run, going on from its checkpoint."""
+    yield "run_opened", {"run_dir": run_dir, "job": copy.deepcopy(JOB)}
+    yield "run_resumed", {"past": lambda: iter(copy.deepcopy(EVENTS[:RESUMED]))}
+    for event in EVENTS[RESUMED:]:
+        yield "event", {"event": copy.deepcopy(event)}
+    yield "run_closed", {"status": "stopped", "summary": {"reason": "interrupted", "run_dir": run_dir}}
 
 
 def _managed(plugin: Observer) -> pluggy.PluginManager:

@@ -91,8 +91,10 @@ _HAPPENED: list[tuple[str, dict[str, Any]]] = [
     ("resumed", {"version": 1, "checkpoint": "checkpoints/1", "events": 20, "restarted": []}),
     ("run_finished", {"status": "completed", "reason": ""}),
 ]
+RESUMED = [kind for kind, _ in _HAPPENED].index("resumed")
+"""Where the run goes on after it was resumed."""
 EVENTS: list[dict[str, Any]] = [
-    {"seq": seq, "time": 1e9 + seq, "epoch": int(seq >= len(_HAPPENED) - 2), "kind": kind, **fields}
+    {"seq": seq, "time": 1e9 + seq, "epoch": int(seq >= RESUMED), "kind": kind, **fields}
     for seq, (kind, fields) in enumerate(_HAPPENED)
 ]
 METRICS: dict[str, Any] = {
