@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.observe.audit import AuditResult, audit_run
-from headrace.observe.events import EvaluationFinished, EventLog, read_events
+from headrace.observe.audit import AuditResult
+from headrace.observe.events import EvaluationFinished, read_events
 from headrace.observe.lines import RecordLog
 from headrace.observe.observers import ObserverManager
 from headrace.observe.records import read_evaluations
@@ -18,101 +17,7 @@ from headrace.observe.report_data import collect
 from headrace.observe.report_figures import distribution_gap, lengths
 from headrace_observers.console import Console
 from headrace_observers.progress import Progress
-
-INSTANCE = "rollout-0"
-MEMBERS = 2
-
-
-class Story:
-    """A run told event by event: groups of two, batches of one group unless said otherwise."""
-
-    def __init__(self, directory: Path, *, max_staleness: int = 2, batch_groups: int = 1) -> None:
-        self._directory = directory
-        self._log = EventLog(directory / "events.jsonl")
-        self._version = -1
-        self._groups = 0
-        self._version_of: dict[int, int] = {}
-        self.tell("run_started", job="story", seed=0, instances=[INSTANCE])
-        self.publish()
-        self.tell(
-            "phase_started",
-            phase="rl",
-            algorithm="grpo",
-            policy="multi_version",
-            max_staleness=max_staleness,
-            batch_groups=batch_groups,
-            group_size=MEMBERS,
-            rollout=True,
-            version=0,
-            steps=100,
-        )
-
-    def tell(self, kind: str, **fields: Any) -> dict[str, Any]:
-        return self._log.emit(kind, **fields)
-
-    def publish(self) -> None:
-        """The next version, on the instance at once."""
-        self._version += 1
-        self.tell("version_published", version=self._version, digest=f"d{self._version}", nbytes=1)
-        self.tell("instance_version", instance=INSTANCE, version=self._version, digest=f"d{self._version}")
-
-    def dispatch(self) -> int:
-        """A group under the newest version, started."""
-        group, self._groups = self._groups, self._groups + 1
-        self._version_of[group] = self._version
-        members = self.members(group)
-        self.tell("group_dispatched", group=group, task=group, version=self._version, trajectories=members)
-        for t in members:
-            self.tell(
-                "trajectory_started", trajectory=t, group=group, version=self._version, instance=INSTANCE, attempt=0
-            )
-        return group
-
-    def members(self, group: int) -> list[int]:
-        return [group * MEMBERS + i for i in range(MEMBERS)]
-
-    def finish(
-        self, group: int, *, tokens: int = 4, rewards: Sequence[float | None] = (0.0, 1.0), **changed: Any
-    ) -> None:
-        """Finished, scored and stored. ``changed``: other fields of trajectory_finished."""
-        version = self._version_of[group]
-        for t, reward in zip(self.members(group), rewards, strict=True):
-            told = {
-                "trajectory": t,
-                "group": group,
-                "instance": INSTANCE,
-                "spans": [(version, 0, tokens)],
-                "prompt_tokens": 3,
-                "response_tokens": tokens,
-                "finish_reason": "stop",
-                "started": 0.0,
-                "finished": 1.0,
-            }
-            self.tell("trajectory_finished", **(told | changed))
-            self.tell("trajectory_scored", trajectory=t, reward=reward)
-            self.tell("row_stored", row=t, trajectory=t, group=group, version=version, nbytes=64)
-
-    def train(self, *groups: int, version: int | None = None) -> None:
-        """Taken, trained and published as the next version."""
-        at = self._version if version is None else version
-        batch = {"version": at, "groups": list(groups), "rows": [t for g in groups for t in self.members(g)]}
-        self.tell("batch_taken", **batch)
-        self.tell(
-            "batch_trained", **batch, applied=True, optimizer_steps=1, started=1.0, finished=4.0, wait_seconds=1.0
-        )
-        self.publish()
-
-    def step(self) -> None:
-        """One on-policy batch."""
-        group = self.dispatch()
-        self.finish(group)
-        self.train(group)
-
-    def end(self, status: str = "completed") -> AuditResult:
-        """The verdict."""
-        self.tell("run_finished", status=status, reason="")
-        self._log.close()
-        return audit_run(self._directory)
+from support.story import INSTANCE, MEMBERS, Story
 
 
 @pytest.fixture
@@ -196,6 +101,32 @@ def test_F04_staleness_is_of_the_oldest_token_and_two_versions_are_convicted(sto
     result = story.end()
     assert result.summary["staleness"]["rl"][2] == 1
     assert "has tokens of versions [1, 3], its ticket is version 3" in broken(result)["one_version"]
+
+
+def test_F01_staleness_is_counted_through_a_resume_from_the_tokens_that_were_stored(story: Story) -> None:
+    old = story.dispatch()
+    story.finish(old)
+    story.step()
+    saved = story.checkpoint()
+    story.step()
+    story.resume(saved)
+    story.step()
+    story.train(old)
+    result = story.end()
+    assert result.ok, result.violations
+    assert result.summary["staleness"]["rl"] == {0: 4, 2: 2}
+
+
+def test_F03_a_version_that_is_made_again_after_a_resume_counts_once(story: Story) -> None:
+    story.step()
+    saved = story.checkpoint()
+    story.step()
+    story.step()
+    story.resume(saved)
+    story.step()
+    result = story.end()
+    assert result.ok, result.violations
+    assert (result.summary["versions_published"], result.summary["batches"]) == (3, 2)
 
 
 def test_F05_the_report_shows_when_long_answers_are_thrown_away(tmp_path: Path) -> None:
@@ -311,3 +242,48 @@ def test_D05_the_mismatch_alarm_fires_above_its_threshold(
     manager.run_closed("completed", {})
     assert ("differ by 0.012 nats per token" in capsys.readouterr().out) == fires
     assert not manager.disabled
+
+
+# ---------------------------------------------------------------- G06, K01
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_G06_an_instance_that_was_started_again_serves_only_what_it_has_loaded(loaded: bool, story: Story) -> None:
+    story.step()
+    story.tell("node_stopped", node=INSTANCE, reason="was killed by signal 9")
+    story.tell("node_started", node=INSTANCE, role="rollout", pid=2)
+    if loaded:
+        story.commit()
+    story.step()
+    result = story.end()
+    assert result.summary["lost_nodes"] == {INSTANCE: 1}
+    assert result.ok == loaded
+    assert loaded or "before the instance committed it" in broken(result)["weights"]
+
+
+def test_K01_what_was_in_flight_begins_anew_and_what_was_stored_is_trained_once(story: Story) -> None:
+    stored, flying = story.dispatch(), story.dispatch()
+    story.finish(stored)
+    saved = story.checkpoint()
+    story.finish(flying)
+    story.train(stored)
+    story.resume(saved, flying)
+    story.dispatch(flying)
+    story.finish(flying)
+    story.train(stored)
+    story.train(flying)
+    result = story.end()
+    assert result.ok, result.violations
+    assert (result.summary["dispatched"], result.summary["trained"]) == (4, 4)
+
+
+def test_K01_a_group_in_flight_that_a_resume_skips_is_convicted(story: Story) -> None:
+    skipped = story.dispatch()
+    story.resume(story.checkpoint())
+    assert f"groups [{skipped}] are neither stored" in broken(story.end("stopped"))["resume"]
+
+
+def test_K01_a_group_that_was_trained_and_begins_anew_is_convicted(story: Story) -> None:
+    story.step()
+    story.resume(story.checkpoint(), 0)
+    assert "group 0 is to begin anew, but it was not live" in broken(story.end("stopped"))["resume"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -28,8 +28,16 @@ class Recorder(Observer):
         self.calls.append(("run_opened", run_dir, job))
 
     @hookimpl
+    def run_resumed(self, past: Callable[[], Iterator[Mapping[str, Any]]]) -> None:
+        self.calls.append(("run_resumed", list(past())))
+
+    @hookimpl
     def event(self, event: Mapping[str, Any]) -> None:
         self.calls.append(("event", event))
+
+    @hookimpl
+    def notice(self, text: str) -> None:
+        self.calls.append(("notice", text))
 
     @hookimpl
     def metrics(self, record: Mapping[str, Any]) -> None:
@@ -64,6 +72,18 @@ def test_hook_run_opened_brings_the_directory_and_the_resolved_job() -> None:
     recorder = Recorder()
     managed(recorder).run_opened("runs/a", {"job": {"name": "toy"}})
     assert recorder.calls == [("run_opened", "runs/a", {"job": {"name": "toy"}})]
+
+
+def test_hook_run_resumed_lets_each_observer_read_the_past_from_its_beginning() -> None:
+    one, other = Recorder(), Recorder()
+    managed(one, other).run_resumed(lambda: iter([EVENT]))
+    assert one.calls == other.calls == [("run_resumed", [EVENT])]
+
+
+def test_hook_notice_brings_the_line() -> None:
+    recorder = Recorder()
+    managed(recorder).notice("stopping")
+    assert recorder.calls == [("notice", "stopping")]
 
 
 def test_hook_event_brings_the_line_of_the_log() -> None:
