@@ -10,13 +10,9 @@ from typing import Any
 import pytest
 
 from headrace.observe.audit import audit_run
-from support.whole_runs import alive, descendants, events, follow
+from support.whole_runs import PHASE_TWO, alive, descendants, events, follow, pid_of
 
 Start = Callable[..., Any]
-
-
-def pid_of(run: Any, node: str) -> int:
-    return [event for event in events(run, "node_started") if event["node"] == node][-1]["pid"]
 
 
 def lost(run: Any) -> list[str]:
@@ -29,7 +25,7 @@ def test_a_node_that_is_killed_is_started_again_and_the_run_completes(
     start: Start, node: str, max_staleness: int
 ) -> None:
     run = start("phase.rl.steps=12", f"staleness.max_staleness={max_staleness}")
-    follow(run, "batch_trained", phase="rl")
+    follow(run, "batch_trained", after=PHASE_TWO)
     os.kill(pid_of(run, node), signal.SIGKILL)
     assert run.wait() == 0, run.stderr
     assert lost(run) == [node]
@@ -39,7 +35,7 @@ def test_a_node_that_is_killed_is_started_again_and_the_run_completes(
 
 def test_a_scoring_process_that_is_killed_is_replaced(start: Start) -> None:
     run = start("phase.rl.steps=12")
-    follow(run, "batch_trained", phase="rl")
+    follow(run, "batch_trained", after=PHASE_TWO)
     for scorer in descendants(pid_of(run, "environment-0")):
         os.kill(scorer, signal.SIGKILL)
     assert run.wait() == 0, run.stderr
@@ -70,7 +66,7 @@ def test_a_node_that_is_lost_too_often_ends_the_run_and_is_named(start: Start) -
 
 def test_a_node_that_hangs_is_taken_for_lost(start: Start) -> None:
     run = start("phase.rl.steps=12")
-    follow(run, "batch_trained", phase="rl")
+    follow(run, "batch_trained", after=PHASE_TWO)
     os.kill(pid_of(run, "rollout-0"), signal.SIGSTOP)
     assert run.wait() == 0, run.stderr
     stopped = next(e for e in events(run, "node_stopped") if e["node"] == "rollout-0")

@@ -60,6 +60,7 @@ def test_synchronous_and_multi_version_without_staleness_train_the_same_rows_to_
     assert second.wait() == 0, second.stderr
     assert trained_rows(first) == trained_rows(second)
     assert digests(first) == digests(second)
+    assert len(set(digests(first))) == len(digests(first)), "every batch must change the weights"
 
 
 def test_a_run_over_tcp_passes_its_audit_and_writes_no_key_anywhere(start: Start) -> None:

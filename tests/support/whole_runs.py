@@ -14,15 +14,24 @@ def events(run: Any, *kinds: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["kind"] in kinds]
 
 
-def follow(run: Any, kind: str, *, phase: str = "") -> dict[str, Any]:
-    """Block until the run has logged an event of this kind, after this phase began; the log is read as it grows."""
+PHASE_TWO = '"phase":"rl"'
+
+
+def pid_of(run: Any, node: str) -> int:
+    """Of the node's newest process."""
+    return [event for event in events(run, "node_started") if event["node"] == node][-1]["pid"]
+
+
+def follow(run: Any, kind: str, *, after: str = "") -> dict[str, Any]:
+    """Block until the run has logged an event of this kind, after a line with this text; the log is read as it
+    grows."""
     path = run.directory / "events.jsonl"
     while run.process.poll() is None:
-        begun = not phase
+        begun = not after
         for line in path.read_text().splitlines() if path.exists() else []:
-            begun = begun or f'"phase":"{phase}"' in line
-            if begun and f'"kind":"{kind}"' in line:
+            if begun and f'"kind":"{kind}"' in line and line.endswith("}"):
                 return json.loads(line)
+            begun = begun or after in line
         os.sched_yield()
     raise AssertionError(f"the run ended before {kind}: {run.process.communicate()}")
 
