@@ -37,7 +37,7 @@ async def self_check(gap: float) -> list[dict[str, Any]]:
         spawn=lambda work, name: None,
         connect=lambda address: Node(gap),  # type: ignore[arg-type,return-value]  # calls only
     )
-    fleet.add("rollout-0", "nowhere", slots=1, live_versions=1)
+    fleet.join("rollout-0", "nowhere", slots=1, live_versions=1)
     await fleet.self_check(Node(gap), 0, temperature=1.0, tolerance=1e-3)  # type: ignore[arg-type]  # calls only
     return events
 

@@ -13,7 +13,7 @@ from headrace.contract import AlgorithmNeeds
 from headrace.errors import ConfigError
 from headrace.validation import Path as KeyPath
 
-_SWITCHES = {"evaluation": ("prompts", "greedy", "sampled"), "checkpoint": ("keep",)}
+_SWITCHES = {"evaluation": ("prompts", "greedy", "sampled")}
 """Table with an ``every`` that switches it off at 0 → keys that then mean nothing."""
 
 

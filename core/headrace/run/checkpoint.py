@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,9 +142,12 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(path, state)
 
 
-def newest(checkpoints: Path) -> Checkpoint:
-    """The newest that is whole; those that are not are named in the log. RunError when there is none."""
+def newest(checkpoints: Path, *, announced: Collection[str]) -> Checkpoint:
+    """The newest that is whole, of those whose names the event log has ``announced``: the log must say what a run was
+    resumed from. Those that are damaged are named in the log. RunError when there is none."""
     for path in sorted(checkpoints.glob("version-*"), reverse=True):
+        if path.name not in announced:
+            continue  # its run died between the two
         try:
             return read(path)
         except RunError as error:

@@ -229,10 +229,13 @@ class Controller:
         """Give out whatever has become possible. Called after every change."""
         self._fleet.sync()
         self._place()
+        if self._groups is not None:
+            self._go_on(self._groups.flow)
+        # Last: a batch that is taken makes room for the groups of the next.
         self._board.give(lambda: None if self._groups is None else self._groups.next_item())
-        if self._groups is None:
-            return
-        flow = self._groups.flow
+
+    def _go_on(self, flow: Flow) -> None:
+        """Let the loop have what it waits for."""
         if self._batch is not None and not self._batch.done():
             lease = flow.take_batch(now=time.monotonic(), ttl=LEASE_SECONDS)
             if lease is not None:

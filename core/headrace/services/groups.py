@@ -67,6 +67,8 @@ class Groups:
         self._free = free
         self._unstarted: set[int] = set()
         """Trajectories whose present try waits for a place."""
+        self._started_on: dict[int, str] = {}
+        """Trajectory in flight → the instance of its newest try, also when that instance is lost by now."""
 
     # ------------------------------------------------------------ work
 
@@ -123,6 +125,7 @@ class Groups:
             self._unstarted.add(trajectory)
         else:
             self._unstarted.discard(trajectory)
+            self._started_on[trajectory] = instance
             self._emit(
                 "trajectory_started",
                 trajectory=trajectory,
@@ -207,13 +210,13 @@ class Groups:
         flow = self.flow
         if not flow.knows(entry.group):
             return False
-        instance = flow.instance_of(entry.trajectory)
         flow.generated(entry.trajectory)
+        self._unstarted.discard(entry.trajectory)  # it was done when its instance was lost
         self._emit(
             "trajectory_finished",
             trajectory=entry.trajectory,
             group=entry.group,
-            instance=instance,
+            instance=self._started_on[entry.trajectory],
             spans=entry.spans,
             prompt_tokens=entry.prompt_tokens,
             response_tokens=entry.response_tokens,
@@ -242,7 +245,7 @@ class Groups:
                 version=version,
                 nbytes=nbytes,
             )
-        self._attempts.forget(entry.trajectories)
+        self._forget(entry.trajectories)
 
     # ------------------------------------------------------------ drops
 
@@ -262,6 +265,11 @@ class Groups:
     def _dropped(self, group: int, rows: Iterable[int], reason: str) -> None:
         rows = list(rows)
         self._emit("group_dropped", group=group, trajectories=rows, reason=reason)
-        self._attempts.forget(rows)
-        self._unstarted.difference_update(rows)
+        self._forget(rows)
         self._free(rows)
+
+    def _forget(self, trajectories: Iterable[int]) -> None:
+        self._attempts.forget(trajectories)
+        self._unstarted.difference_update(trajectories)
+        for trajectory in trajectories:
+            self._started_on.pop(trajectory, None)

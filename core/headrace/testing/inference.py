@@ -174,7 +174,7 @@ class FakeInferenceEngine(InferenceEngine, MultiVersion):
         logprobs = model.logprobs(np.array([previous]), temperature=sampling.temperature)[0]
         token = int(logprobs.argmax()) if sampling.greedy else self._draw(logprobs, running, place)
         running.tokens.append(token)
-        running.logprobs.append(self._logprob(model, previous, token, sampling.temperature))
+        running.logprobs.append(float(logprobs[token]))
         self._generated += 1
         if token in sampling.stop_token_ids:
             return "stop"
@@ -183,9 +183,6 @@ class FakeInferenceEngine(InferenceEngine, MultiVersion):
 
     def _draw(self, logprobs: Array, running: Running, place: int) -> int:
         return draw(logprobs, seed=running.request.sampling.seed, position=len(running.tokens))
-
-    def _logprob(self, model: Bigram, previous: int, token: int, temperature: float) -> float:
-        return float(model.logprobs(np.array([previous]), temperature=temperature)[0, token])
 
     def _output(self, running: Running, reason: FinishReason | None) -> GenerationOutput:
         start, running.told = running.told, len(running.tokens)

@@ -60,8 +60,8 @@ def test_check_says_what_a_sound_job_is(write_job: WriteJob, capsys: pytest.Capt
 
 
 def test_check_prints_warnings_beside_its_verdict(write_job: WriteJob, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", str(write_job()), "--set", "checkpoint.keep=3"]) == 0
-    assert capsys.readouterr().err.startswith("Warning: keep is ignored: checkpoint.every is 0\n  from: --set")
+    assert main(["check", str(write_job()), "--set", "evaluation.prompts=3"]) == 0
+    assert capsys.readouterr().err.startswith("Warning: prompts is ignored: evaluation.every is 0\n  from: --set")
 
 
 def test_a_missing_job_file_is_one_error(capsys: pytest.CaptureFixture[str]) -> None:

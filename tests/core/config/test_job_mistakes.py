@@ -286,7 +286,6 @@ def test_an_interpreter_is_asked_for_the_plugin(errors_of: ErrorsOf, tmp_path: P
     ("old", "new", "message"),
     [
         ("[storage]", "[evaluation]\nprompts = 9\n[storage]", "prompts is ignored: evaluation.every is 0"),
-        ("[storage]", "[checkpoint]\nkeep = 9\n[storage]", "keep is ignored: checkpoint.every is 0"),
         ("[storage]", '[network]\nhost = "127.0.0.1"\n[storage]', "host is ignored: ipc sockets have none"),
         (":Relative", ":Imitation", "rollout is ignored: no phase generates and evaluation is off"),
         (

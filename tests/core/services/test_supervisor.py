@@ -13,7 +13,7 @@ import pytest
 
 from headrace.contract import Launcher, NodeLaunch, NodeProcess, NoSettings
 from headrace.services.messages import NodeSpec, VersionCall
-from headrace.services.supervisor import Supervisor
+from headrace.services.supervisor import NodePlan, Supervisor
 from headrace.wire import Network
 
 
@@ -67,9 +67,12 @@ async def test_only_the_owner_reads_a_node_s_spec_and_only_there_are_the_keys(tm
         network=network,
         logs=tmp_path,
         controller="tcp://127.0.0.1:1",
+        max_restarts=0,
         emit=lambda kind, **fields: events.append(fields),
+        lost=lambda *_: None,
     )
-    await supervisor.launch("storage-0", "storage", VersionCall(version=0), python="python", threads=1)
+    plan = NodePlan(name="storage-0", role="storage", setup=lambda: VersionCall(version=0), python="python", threads=1)
+    await supervisor.launch(plan)
     await supervisor.close()
     (launch,) = launcher.launches
     spec = read_private(Path(launch.arguments[-1]))
