@@ -31,7 +31,8 @@ def rules_of(suite: str) -> set[str]:
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_every_rule_has_a_broken_fake_that_fails_its_test_and_no_other(suite: str, pytester: pytest.Pytester) -> None:
-    run = pytester.inline_run(str(BROKEN / f"{suite}.py"), "-p", "no:randomly", "-p", "no:cacheprovider")
+    options = ("-p", "no:randomly", "-p", "no:cacheprovider", "--tb=short", "--maxfail=100")
+    run = pytester.inline_run(str(BROKEN / f"{suite}.py"), *options)
     failures, expected = failures_of(run), breaks_of(run)
     assert {name: sorted(found) for name, found in failures.items()} == {n: [r] for n, r in expected.items()}
     assert sorted(rules_of(suite)) == sorted(expected.values())

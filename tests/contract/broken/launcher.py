@@ -20,6 +20,7 @@ class Broken(LauncherContract):
 
     Kind: type[FakeLauncher] = FakeLauncher
     Handle: type[FakeProcess] = FakeProcess
+    deadline = 1.0
 
     @pytest.fixture
     def plugin(self) -> Launcher:

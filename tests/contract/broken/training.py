@@ -32,6 +32,13 @@ from headrace.testing.suites import TrainingEngineContract
 from headrace.testing.training import NOTES, SCRATCH, FakeTrainingStep, FakeWeightSource
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("model"))
+    FakeTrainingEngine.create_model(path, settings={}, seed=3)
+    return path
+
+
 class Broken(TrainingEngineContract):
     """Subclasses say which engine, or only which step it takes."""
 
@@ -44,9 +51,8 @@ class Broken(TrainingEngineContract):
         return self.Kind(settings) if hasattr(self, "Kind") else stepping(self.Step)(settings)
 
     @pytest.fixture
-    def model_path(self, tmp_path: Path) -> str:
-        FakeTrainingEngine.create_model(str(tmp_path / "model"), settings={}, seed=3)
-        return str(tmp_path / "model")
+    def model_path(self, model: str) -> str:
+        return model
 
     @pytest.fixture
     def scratch(self) -> Mapping[str, Any]:
