@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
 import numpy as np
 import pytest
 
-from headrace.contract import Algorithm, AlgorithmNeeds, Batch, Ragged
+from headrace.contract import AlgorithmNeeds, Batch, Ragged
 from headrace.contract.columns import (
     ADVANTAGES,
     DENOMINATOR,
@@ -54,12 +53,6 @@ def test_importing_and_constructing_the_plugins_leaves_torch_alone() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
-@pytest.mark.parametrize("plugin", [Grpo(GrpoSettings()), Supervised(Supervised.Settings())])
-def test_the_loss_is_named_by_module_and_function(plugin: Algorithm) -> None:
-    module, function = plugin.loss(temperature=1.0).function.split(":")
-    assert callable(getattr(import_module(module), function))
 
 
 @pytest.mark.parametrize("loss", ["clipped", "decoupled", "importance"])

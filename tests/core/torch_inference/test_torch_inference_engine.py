@@ -77,20 +77,6 @@ async def test_greedy_tokens_equal_transformers(make_model: Any, serve: Any, req
         assert answers[str(i)].tokens == tokens[len(prompt) :]
 
 
-async def test_a_result_does_not_depend_on_what_else_is_decoded(
-    make_model: Any, serve: Any, request_for: Any, prompts: Any
-) -> None:
-    given = prompts(20)
-    requests = [request_for(i, p, seed=i, max_new_tokens=1 + i) for i, p in enumerate(given)]
-    async with serve(make_model(), slots=6) as served:
-        together = await served.generate(*requests)
-        for request in requests[::5]:
-            alone = (await served.generate(request))[request.request_id]
-            shared = together[request.request_id]
-            assert alone.tokens == shared.tokens
-            np.testing.assert_allclose(alone.logprobs, shared.logprobs, atol=1e-5, rtol=0)
-
-
 async def test_the_same_requests_give_the_same_bits_again(
     make_model: Any, serve: Any, request_for: Any, prompts: Any
 ) -> None:
@@ -102,19 +88,6 @@ async def test_the_same_requests_give_the_same_bits_again(
     for run in (second, third):
         assert list(run) == list(first)
         assert all(run[i].tokens == first[i].tokens and run[i].logprobs == first[i].logprobs for i in first)
-
-
-async def test_streamed_pieces_join_to_the_unstreamed_answer(
-    make_model: Any, serve: Any, request_for: Any, prompts: Any
-) -> None:
-    given = prompts(9)
-    async with serve(make_model(), slots=4) as served:
-        whole = await served.generate(*(request_for(i, p, seed=i) for i, p in enumerate(given)))
-        pieces = await served.generate(*(request_for(i, p, seed=i, stream=i != 4) for i, p in enumerate(given)))
-    for i in map(str, range(9)):
-        assert (pieces[i].tokens, pieces[i].logprobs) == (whole[i].tokens, whole[i].logprobs)
-        assert pieces[i].pieces == (1 if i == "4" else 8)
-        assert [s.start for s in pieces[i].spans] == ([0] if i == "4" else list(range(8)))
 
 
 async def test_an_aborted_request_keeps_what_it_has_and_the_others_go_on(
@@ -179,16 +152,6 @@ async def test_an_open_request_id_cannot_be_used_again(make_model: Any, serve: A
             await served.engine.submit([request_for("a", [1]), request_for("a", [1])])
         await served.generate(request_for("a", [1]))
         await served.generate(request_for("a", [1]))
-
-
-async def test_health_counts_requests_and_tokens(make_model: Any, serve: Any, request_for: Any) -> None:
-    async with serve(make_model(), slots=2, version=5) as served:
-        await served.engine.submit([request_for(i, [1], version=5) for i in range(3)])
-        health = await served.engine.health()
-        assert (health.versions, health.running + health.waiting) == ((5,), 3)
-        await served.finish(["0", "1", "2"])
-        health = await served.engine.health()
-    assert (health.running, health.waiting, health.generated_tokens, health.kv_used) == (0, 0, 24, 0.0)
 
 
 async def test_close_ends_the_outputs_and_may_come_at_any_time_and_twice(

@@ -180,24 +180,6 @@ async def test_a_tensor_applied_again_rightly_mends_the_update(make_model: Any, 
         assert (await served.engine.health()).versions == (0, 1)
 
 
-async def test_repeating_a_call_of_an_update_changes_nothing(make_model: Any, serve: Any, request_for: Any) -> None:
-    tensors = read(make_model(1))
-    async with serve(make_model(0)) as served:
-        update = await served.engine.begin_update(describe(tensors, 1))
-        for name, tensor in [*tensors.items(), *tensors.items()]:
-            await update.apply(name, tensor)
-        await update.commit()
-        first = await served.generate(request_for("a", [1], version=1))
-        await update.commit()
-        await update.abort()
-        for late in (update, await served.engine.begin_update(describe(tensors, 1))):
-            await late.apply(NAME, tensors[NAME] * 0)
-            await late.commit()
-            await late.abort()
-        again = await served.generate(request_for("a", [1], version=1))
-        assert again["a"].logprobs == first["a"].logprobs
-
-
 async def test_a_replaced_or_aborted_update_cannot_be_committed(make_model: Any, serve: Any) -> None:
     tensors = read(make_model(1))
     async with serve(make_model(0)) as served:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headrace.contract import Batch, TrainingContext
-from headrace.contract.columns import LOSS_MASK, TOKENS
+from headrace.contract.columns import TOKENS
 from headrace.errors import ConfigError, EngineError
 from headrace_torch.trainer import core, scoring
 from headrace_torch.training import TorchTrainingEngine, TorchTrainingSettings
@@ -61,15 +61,6 @@ def test_rows_that_share_a_beginning_get_the_logprobs_they_get_alone(engine: Any
     together = one.forward(rows(shared))["logprobs"]
     for row, tokens in zip(together, shared, strict=True):
         np.testing.assert_allclose(row, one.forward(rows([tokens]))["logprobs"].values, atol=1e-5)
-
-
-def test_outputs_are_float32_aligned_with_tokens_and_0_outside_the_mask(engine: Any, batch: Any) -> None:
-    rows = batch(LENGTHS, prompt=3)
-    found = engine().forward(rows, outputs=("logprobs", "entropy"))
-    for column in found.values():
-        assert column.values.dtype == np.float32
-        assert np.array_equal(column.offsets, rows.ragged(TOKENS).offsets)
-        assert np.array_equal(column.values != 0, rows.ragged(LOSS_MASK).values)
 
 
 def test_a_long_batch_is_computed_in_passes(engine: Any, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,44 +107,6 @@ def test_metrics_of_the_micro_batches_are_merged_by_their_reduction(engine: Any,
         assert metrics["loss/largest"].value == pytest.approx(results[0]["loss/largest"].value, rel=1e-5)
 
 
-def test_a_denominator_of_0_is_loss_0_and_nothing_applied(engine: Any, batch: Any, spec: Any, weights: Any) -> None:
-    one = engine(schedule="linear")
-    before = weights(one)
-    step = one.begin_step(spec())
-    step.accumulate(batch([4, 5], prompt=9))
-    result = step.finish(denominator=0.0)
-    assert (result.applied, result.loss, result.gradient_norm) == (False, 0.0, 0.0)
-    assert result.learning_rate == pytest.approx(1e-2)
-    assert all(np.array_equal(array, before[name]) for name, array in weights(one).items())
-
-
-def test_untrained_rows_alone_are_a_step_with_gradient_0(engine: Any, batch: Any, spec: Any, weights: Any) -> None:
-    """The denominator counts rows that cannot contribute: leaving them out is the same step as computing them."""
-    rows = batch([4, 5, 6])
-    zeros = rows.with_columns({"loss_weights": rows.ragged("loss_weights").like(0 * rows.ragged(TOKENS).values)})
-    computed, left_out = engine(), engine()
-    for one, part in ((computed, zeros), (left_out, None)):
-        for micro_batch in (rows, part):
-            step = one.begin_step(spec())
-            if micro_batch is not None:
-                step.accumulate(micro_batch)
-            result = step.finish(denominator=10.0)
-        assert (result.applied, result.loss, result.gradient_norm) == (True, 0.0, 0.0)
-    ours, theirs = weights(computed), weights(left_out)
-    assert all(np.array_equal(array, theirs[name]) for name, array in ours.items())
-
-
-def test_discarding_forgets_the_sums(engine: Any, batch: Any, spec: Any, train: Any, weights: Any) -> None:
-    disturbed, quiet = engine(), engine()
-    step = disturbed.begin_step(spec())
-    step.accumulate(batch([9, 9], seed=1))
-    step.discard()
-    step.discard()
-    results = [train(one, spec(), batch([4, 5, 6])) for one in (disturbed, quiet)]
-    assert results[0] == results[1]
-    assert all(np.array_equal(array, weights(quiet)[name]) for name, array in weights(disturbed).items())
-
-
 def test_one_step_at_a_time_and_none_after_its_end(engine: Any, batch: Any, spec: Any, tmp_path: Any) -> None:
     one = engine()
     step = one.begin_step(spec())
