@@ -20,12 +20,14 @@ from headrace.contract.inference import (
     InferenceContext,
     InferenceEngine,
     MultiVersion,
+    Scoring,
     WeightUpdate,
 )
 from headrace.contract.weights import WeightManifest
 from headrace.errors import EngineError
 
 if TYPE_CHECKING:
+    from headrace_torch.decode.scheduler import Scheduler
     from headrace_torch.decode.session import DecodeSession
     from headrace_torch.decode.staging import StagedWeights
 
@@ -52,7 +54,7 @@ class TorchInferenceSettings:
             raise ValueError(f"max_length must be at least 2, got {self.max_length}")
 
 
-class TorchInferenceEngine(InferenceEngine, MultiVersion):
+class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring):
     """Embedded engine: no server, no compilation; made for models that fit one device."""
 
     Settings = TorchInferenceSettings
@@ -74,7 +76,11 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion):
     def capabilities(cls, settings: Any) -> InferenceCapabilities:
         """Several versions at once, deterministic, in the dtype of the settings."""
         return InferenceCapabilities(
-            slots=settings.slots, live_versions=settings.live_versions, deterministic=True, dtype=settings.dtype
+            slots=settings.slots,
+            live_versions=settings.live_versions,
+            deterministic=True,
+            scoring=True,
+            dtype=settings.dtype,
         )
 
     async def start(self, context: InferenceContext) -> None:
@@ -142,6 +148,26 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion):
             if self._failure is not None:
                 raise self._failure
             return
+
+    async def score(self, tokens: Array, *, version: int, temperature: float) -> Array:
+        """Between two decode steps."""
+        session, loop = self._serving(), asyncio.get_running_loop()
+        if version not in self._live:
+            raise self._error(
+                f"tokens to score under version {version}; live are {sorted(self._live)}",
+                fix="commit that version first, or ask for a live one",
+            )
+        scored: asyncio.Future[Array] = loop.create_future()
+
+        def give(values: Array) -> None:
+            if not scored.done():
+                scored.set_result(values)
+
+        def call(scheduler: Scheduler) -> None:
+            loop.call_soon_threadsafe(give, scheduler.score(version, tokens, temperature))
+
+        session.worker.post(call)
+        return await scored
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End requests; their last output follows on :meth:`outputs`. Without a decode thread nothing is open."""

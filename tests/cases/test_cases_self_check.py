@@ -36,9 +36,11 @@ async def self_check(gap: float) -> list[dict[str, Any]]:
         emit=lambda kind, **fields: events.append(fields),
         spawn=lambda work, name: None,
         connect=lambda address: Node(gap),  # type: ignore[arg-type,return-value]  # calls only
+        temperature=1.0,
+        tolerance=1e-3,
     )
     fleet.join("rollout-0", "nowhere", slots=1, live_versions=1)
-    await fleet.self_check(Node(gap), 0, temperature=1.0, tolerance=1e-3)  # type: ignore[arg-type]  # calls only
+    await fleet.self_check(Node(gap), 0)  # type: ignore[arg-type]  # calls only
     return events
 
 

@@ -31,7 +31,7 @@ class VersionBatch:
 
     def __init__(self, model: Decoder, *, version: int, slots: int, max_length: int) -> None:
         weight = model.model.embed_tokens.weight
-        self._model = model
+        self.model = model
         self._version = version
         self._device = str(weight.device)
         self._dtype = weight.dtype
@@ -116,7 +116,7 @@ class VersionBatch:
             owners = np.concatenate([owners, np.repeat(np.arange(running, self._rows.count), lengths)])
         self._arena.reserve(rows=self._rows.count, length=int(positions.max()) + 1)
         attention = self._attention(running, positions, owners, lengths)
-        hidden = self._model(self._tensor(tokens), self._tensor(positions), attention)
+        hidden = self.model(self._tensor(tokens), self._tensor(positions), attention)
         if not joining:
             return hidden  # type: ignore[no-any-return]  # nn.Module.__call__ is untyped
         last = np.concatenate([np.arange(running), running + np.cumsum(lengths) - 1])
@@ -160,7 +160,7 @@ class VersionBatch:
         rows, n = self._rows, self._rows.count
         temperature, greedy = rows.temperature[:n], rows.greedy[:n]
         tokens, logprobs = sample(
-            self._model.logits(hidden),
+            self.model.logits(hidden),
             u=self._tensor(uniforms(rows.stream_start[:n], rows.generated[:n])),
             temperature=self._tensor(temperature[:, None]) if (temperature != 1).any() else None,
             greedy=self._tensor(greedy) if greedy.any() else None,

@@ -14,6 +14,7 @@ import torch
 from headrace.contract.columns import Array
 from headrace.contract.generation import FinishReason, GenerationOutput, GenerationRequest, empty_tokens
 from headrace_torch.decode.batch import VersionBatch
+from headrace_torch.decode.scoring import token_logprobs
 from headrace_torch.model import Decoder
 
 _PROMPT_TOKENS_PER_STEP = 8192
@@ -51,6 +52,11 @@ class Scheduler:
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests for live versions."""
         self._waiting.extend(requests)
+
+    @torch.inference_mode()
+    def score(self, version: int, tokens: Array, temperature: float) -> Array:
+        """float32 [T]: log-probs of given tokens under a live version."""
+        return token_logprobs(self._batches[version].model, tokens, temperature=temperature)
 
     @torch.inference_mode()
     def abort(self, request_ids: frozenset[str]) -> list[GenerationOutput]:

@@ -24,6 +24,7 @@ from headrace.contract import (
     InferenceEngine,
     MultiVersion,
     Plugin,
+    Scoring,
     ScratchModels,
     Snapshots,
     StalenessPolicy,
@@ -129,6 +130,7 @@ class _Checker:
         declared = self._inference(rollout)
         if rollout and declared:
             self._backed(rollout, "live_versions", declared.live_versions > 1, MultiVersion)
+            self._backed(rollout, "scoring", declared.scoring, Scoring)
 
     def _algorithm(self, index: int, phase: Phase) -> None:
         needs = self.needs[index]

@@ -26,6 +26,7 @@ from headrace.contract.inference import (
     InferenceContext,
     InferenceEngine,
     MultiVersion,
+    Scoring,
     WeightUpdate,
 )
 from headrace.contract.launcher import Launcher, NodeLaunch, NodeProcess
@@ -95,6 +96,7 @@ __all__ = [
     "Sampling",
     "SaveKind",
     "Score",
+    "Scoring",
     "ScratchModels",
     "Snapshots",
     "Split",

@@ -23,6 +23,8 @@ class InferenceCapabilities:
     """Policy versions it can serve at the same time; above 1 it is :class:`MultiVersion`."""
     deterministic: bool = False
     """Requests submitted together are admitted in that order and decoded in the same batches."""
+    scoring: bool = False
+    """It gives log-probs of tokens that it is handed: it is :class:`Scoring`."""
     dtype: str = "float32"
     """What it computes in; decides how closely its log-probs can match a trainer's."""
 
@@ -100,6 +102,15 @@ class InferenceEngine(Plugin, ABC):
     @abstractmethod
     async def close(self) -> None:
         """Free everything."""
+
+
+class Scoring(ABC):
+    """Capability: log-probs of given tokens. With it, every version is probed on every instance before it serves."""
+
+    @abstractmethod
+    async def score(self, tokens: Array, *, version: int, temperature: float) -> Array:
+        """float32 [T] for token ids [T]: entry t is the log-prob of token t after those before it, entry 0 is 0.
+        EngineError when the version is not live."""
 
 
 class MultiVersion(ABC):

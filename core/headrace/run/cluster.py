@@ -15,7 +15,7 @@ from headrace.contract import Environment, EnvironmentContext, Launcher
 from headrace.errors import HeadraceError, RunError
 from headrace.registry import build
 from headrace.run.directory import RunDirectory
-from headrace.run.plans import capacity
+from headrace.run.plans import capacity, self_check_tolerance
 from headrace.run.recovery import Recovery
 from headrace.run.seeds import derive_seed
 from headrace.services.controller import Controller
@@ -51,7 +51,13 @@ class Cluster:
         self._clients: list[Client | StorageClient] = []
         host = job.network.host if job.network.transport == "tcp" else None
         self._network = Network.create(self._sockets, host=host)
-        self.fleet = Fleet(emit=emit, spawn=self.spawn, connect=self._network.client)
+        self.fleet = Fleet(
+            emit=emit,
+            spawn=self.spawn,
+            connect=self._network.client,
+            temperature=job.rollout.temperature,
+            tolerance=self_check_tolerance(job),
+        )
         self.workers = Workers(self._network.client)
         self.controller = Controller(
             emit=emit,

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config import Phase
-from headrace.contract import StalenessPolicy, WeightManifest
+from headrace.contract import StalenessPolicy
 from headrace.errors import LostRowsError, RunError
 from headrace.flow import BatchLease, Flow
 from headrace.registry import build
@@ -38,7 +38,15 @@ from headrace.run.checkpoint import Checkpoint, RunState
 from headrace.run.keeper import Keeper
 from headrace.run.parts import Parts, PhaseRun
 from headrace.services.groups import GroupPlan
-from headrace.services.messages import CancelGroups, PhaseSetup, TrainCall, TrainReply, VersionCall
+from headrace.services.messages import (
+    CancelGroups,
+    PhaseSetup,
+    PublishCall,
+    Published,
+    TrainCall,
+    TrainReply,
+    VersionCall,
+)
 
 TRAIN_DEADLINE = 3600.0
 WEIGHTS_DEADLINE = 300.0
@@ -82,20 +90,20 @@ class TrainingLoop:
 
     # ------------------------------------------------------------ weights
 
-    async def publish(self, version: int) -> WeightManifest:
+    async def publish(self, version: int) -> None:
         """Have the trainer publish its weights as ``version``."""
         p = self._p
-        manifest = await p.trainer.call(
+        published = await p.trainer.call(
             "publish",
-            VersionCall(version=version),
-            reply=WeightManifest,
+            PublishCall(version=version, probe=p.fleet.probe),
+            reply=Published,
             deadline=WEIGHTS_DEADLINE,
             awaiting=f"the trainer to publish version {version}",
         )
-        p.fleet.published(version, manifest.digest)
+        p.fleet.published(published)
+        manifest = published.manifest
         p.journal.emit("version_published", version=version, digest=manifest.digest, nbytes=manifest.nbytes)
         self.version, self._digest = version, manifest.digest
-        return manifest
 
     async def _publish_first(self, version: int) -> None:
         """The first version of a start or restart reaches every instance, and each must agree with the trainer about
@@ -103,7 +111,7 @@ class TrainingLoop:
         p = self._p
         await self.publish(version)
         await p.fleet.load_everywhere(version)
-        await p.fleet.self_check(p.trainer, version, temperature=p.job.rollout.temperature, tolerance=p.tolerance)
+        await p.fleet.self_check(p.trainer, version)
 
     async def _retire(self, version: int) -> None:
         await self._p.trainer.call(

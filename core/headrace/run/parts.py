@@ -37,8 +37,6 @@ class Parts:
     evaluator: Evaluator
     measures: Measures
     journal: Journal
-    tolerance: float
-    """Of the start-up self-check, in nats."""
     directory: RunDirectory
     plan: Callable[[Phase], GroupPlan]
 

@@ -27,7 +27,7 @@ from headrace.run.journal import Journal
 from headrace.run.loop import TrainingLoop
 from headrace.run.measures import Measures
 from headrace.run.parts import Parts
-from headrace.run.plans import evaluation_plan, group_plan, held_out_tasks, self_check_tolerance
+from headrace.run.plans import evaluation_plan, group_plan, held_out_tasks
 
 INTERRUPTED = 130
 
@@ -162,7 +162,6 @@ async def _train(run: _Run, cluster: Cluster, trains: Callable[[TrainingLoop], N
         ),
         measures=Measures(run.journal.metrics),
         journal=run.journal,
-        tolerance=self_check_tolerance(job),
         directory=run.directory,
         plan=lambda phase: group_plan(job, phase, cluster.environment),
     )

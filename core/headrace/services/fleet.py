@@ -11,18 +11,13 @@ from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from headrace.contract import Batch, Completion, GenerationRequest, Ragged, Sampling
-from headrace.contract.columns import LOSS_MASK, TOKENS
 from headrace.errors import DeadlineError, EngineError, WireError
 from headrace.flow import Flow
-from headrace.services.messages import GenerateCall, VersionCall, VersionLoaded
+from headrace.services.messages import LoadCall, Published, VersionCall, VersionLoaded
+from headrace.services.self_check import largest_gap, probe, require_agreement, sampling_gap
 from headrace.wire import Client
 
 LOAD_DEADLINE = 120.0
-PROBE_TOKENS = 16
-PROBE_DEADLINE = 60.0
 
 
 @dataclass(slots=True)
@@ -50,13 +45,19 @@ class Fleet:
         emit: Callable[..., Any],
         spawn: Callable[[Coroutine[Any, Any, None], str], Any],
         connect: Callable[[str], Client],
+        temperature: float,
+        tolerance: float,
     ) -> None:
+        """``temperature``: of the probe, as of sampling. ``tolerance``: nats by which an instance and the trainer may
+        differ on the same tokens under the same weights."""
+        self.probe = probe(temperature)
+        self._tolerance = tolerance
         self._emit = emit
         self._connect = connect
         self._spawn = spawn
         self._instances: dict[str, Instance] = {}
         self._flow: Flow | None = None
-        self._digests: dict[int, str] = {}
+        self._published: dict[int, Published] = {}
         self._gained = asyncio.Condition()
         self.changed: Callable[[], None] = lambda: None
 
@@ -68,8 +69,8 @@ class Fleet:
         if self._flow is not None:
             self._flow.join(name, slots=slots, live_versions=live_versions, versions=())
             self.sync()
-        elif self._digests:
-            self._begin_switch(instance, max(self._digests), ())
+        elif self._published:
+            self._begin_switch(instance, max(self._published), ())
 
     async def lost(self, name: str) -> tuple[str, tuple[int, ...]]:
         """An instance is gone. Returns where it served, and its trajectories, which are unplaced now."""
@@ -104,9 +105,9 @@ class Fleet:
 
     # ------------------------------------------------------------ versions
 
-    def published(self, version: int, digest: str) -> None:
+    def published(self, published: Published) -> None:
         """Remember what a version must be."""
-        self._digests[version] = digest
+        self._published[published.manifest.version] = published
 
     def follow(self, flow: Flow | None) -> None:
         """Let ``flow`` decide, from now on, which versions instances load and retire."""
@@ -162,7 +163,7 @@ class Fleet:
         try:
             loaded = await instance.client.call(
                 "load_version",
-                VersionCall(version=version),
+                LoadCall(version=version, probe=self.probe),
                 reply=VersionLoaded,
                 deadline=LOAD_DEADLINE,
                 awaiting=f"{instance.name} to load version {version}",
@@ -173,19 +174,31 @@ class Fleet:
             raise
         if self._is_lost(instance):
             return
-        if loaded.digest != self._digests[version]:
+        published = self._published[version].manifest
+        if loaded.digest != published.digest:
             raise EngineError(
                 f"{instance.name} loaded version {version} with digest {loaded.digest}, "
-                f"the trainer published {self._digests[version]}",
+                f"the trainer published {published.digest}",
                 origin=f"node {instance.name}",
                 fix="a transport that alters weights cannot be used",
             )
+        self._check_probe(instance, version, loaded)
         instance.versions.add(version)
         self._emit("instance_version", instance=instance.name, version=version, digest=loaded.digest)
         if self._flow is not None:
             self._flow.committed(instance.name, version)
         async with self._gained:
             self._gained.notify_all()
+
+    def _check_probe(self, instance: Instance, version: int, loaded: VersionLoaded) -> None:
+        """What was loaded computes what the trainer computes; logged for an instance's first version, since that shows
+        its engine to be right."""
+        if loaded.logprobs is None:
+            return
+        gap = largest_gap(loaded.logprobs, self._published[version].logprobs)
+        if not instance.versions:
+            self._emit("self_check", instance=instance.name, version=version, max_abs_logprob_diff=gap)
+        require_agreement(instance.name, version, gap, self._tolerance)
 
     async def wait_for(self, version: int, *, everywhere: bool) -> None:
         """Returns when an instance, or every one, serves ``version``."""
@@ -209,52 +222,9 @@ class Fleet:
         await asyncio.gather(*(self._change(i, version, i.versions - {version}) for i in instances))
         await self.wait_for(version, everywhere=False)
 
-    # ------------------------------------------------------------ self-check
-
-    async def self_check(self, trainer: Client, version: int, *, temperature: float, tolerance: float) -> None:
-        """Every instance samples a few tokens; the trainer must give them the same log-probs. Catches wrong weights,
-        a wrong config or a wrong temperature before the first batch instead of as a slow decline."""
-        for instance in self._instances.values():
-            completion = await self._probe(instance, version, temperature)
-            prompt = _probe_prompt()
-            tokens = np.concatenate([prompt, completion.token_ids])
-            batch = Batch(
-                rows=np.zeros(1, dtype=np.int64),
-                columns={
-                    TOKENS: Ragged.from_arrays([tokens]),
-                    LOSS_MASK: Ragged.from_arrays([np.arange(len(tokens)) >= len(prompt)]),
-                },
-            )
-            scored = await trainer.call(
-                "logprobs", batch, reply=Batch, deadline=PROBE_DEADLINE, awaiting="the trainer to score the probe"
-            )
-            expected = scored.ragged("logprobs")[0][len(prompt) :]
-            gap = float(np.abs(expected - completion.logprobs).max())
+    async def self_check(self, trainer: Client, version: int) -> None:
+        """Every instance must sample with the log-probs that the trainer computes."""
+        for instance in list(self._instances.values()):
+            gap = await sampling_gap(instance.name, instance.client, trainer, version, self.probe)
             self._emit("self_check", instance=instance.name, version=version, max_abs_logprob_diff=gap)
-            if not gap <= tolerance:
-                raise EngineError(
-                    f"trainer and {instance.name} disagree on the same tokens under the same weights: "
-                    f"max |log-prob difference| {gap:.3g}, at most {tolerance:.3g} was expected",
-                    origin=f"start-up self-check, version {version}",
-                    fix="compare the engines' model config, dtype and temperature handling",
-                )
-
-    async def _probe(self, instance: Instance, version: int, temperature: float) -> Completion:
-        request = GenerationRequest(
-            request_id=f"probe-{instance.name}",
-            prompt=_probe_prompt(),
-            sampling=Sampling(max_new_tokens=PROBE_TOKENS, temperature=temperature, seed=1),
-            version=version,
-        )
-        return await instance.client.call(
-            "generate",
-            GenerateCall(request=request),
-            reply=Completion,
-            deadline=PROBE_DEADLINE,
-            awaiting=f"{instance.name} to answer the probe",
-        )
-
-
-def _probe_prompt() -> np.ndarray:
-    """Token ids that every vocabulary has."""
-    return np.arange(3, 8, dtype=np.int32)
+            require_agreement(instance.name, version, gap, self._tolerance)

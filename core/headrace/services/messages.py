@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.contract import FinishReason, GenerationRequest, Metric, SaveKind, Split
+from headrace.contract import Array, FinishReason, GenerationRequest, Metric, SaveKind, Split, WeightManifest
 from headrace.registry import PluginSpec
 from headrace.wire import Network
 
@@ -93,12 +93,29 @@ class WithdrawCall(Message, frozen=True):
     trajectory: int
 
 
+class Probe(Message, frozen=True):
+    """Tokens whose log-probs show which weights somebody has."""
+
+    tokens: Array
+    """int32 [T]."""
+    temperature: float
+
+
+class LoadCall(Message, frozen=True):
+    """Fetch, verify and commit a version, and score the probe with it."""
+
+    version: int
+    probe: Probe
+
+
 class VersionLoaded(Message, frozen=True):
     """An instance has verified and committed a version."""
 
     version: int
     digest: str
     seconds: float
+    logprobs: Array | None
+    """float32 [T], of the probe; None from an engine that does not score."""
 
 
 # ---------------------------------------------------------------- trainer node
@@ -160,6 +177,21 @@ class RestoreCall(Message, frozen=True):
     """Load a ``resume`` save."""
 
     path: str
+
+
+class PublishCall(Message, frozen=True):
+    """Publish the current weights as a version, and score the probe with them."""
+
+    version: int
+    probe: Probe
+
+
+class Published(Message, frozen=True):
+    """A version is there for receivers."""
+
+    manifest: WeightManifest
+    logprobs: Array
+    """float32 [T], of the probe."""
 
 
 class SaveCall(Message, frozen=True):

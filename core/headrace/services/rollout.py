@@ -22,6 +22,7 @@ from headrace.contract import (
     InferenceContext,
     InferenceEngine,
     MultiVersion,
+    Scoring,
     VersionSpan,
     WeightReceiver,
     WeightTransport,
@@ -30,6 +31,7 @@ from headrace.registry import build
 from headrace.services.cohorts import Cohorts
 from headrace.services.messages import (
     GenerateCall,
+    LoadCall,
     NodeSpec,
     RolloutSetup,
     VersionCall,
@@ -153,7 +155,7 @@ class RolloutService(NodeService):
     # ------------------------------------------------------------ versions
 
     @rpc
-    async def load_version(self, call: VersionCall) -> VersionLoaded:
+    async def load_version(self, call: LoadCall) -> VersionLoaded:
         """Fetch, verify and commit a version; what is being decoded is not disturbed."""
         assert self._receiver is not None
         started = time.monotonic()
@@ -171,7 +173,18 @@ class RolloutService(NodeService):
                 raise
             if isinstance(self._engine, MultiVersion):
                 await self._engine.retire(BASE_VERSION)
-        return VersionLoaded(version=call.version, digest=manifest.digest, seconds=time.monotonic() - started)
+        return VersionLoaded(
+            version=call.version,
+            digest=manifest.digest,
+            seconds=time.monotonic() - started,
+            logprobs=await self._scored(call),
+        )
+
+    async def _scored(self, call: LoadCall) -> Array | None:
+        if not isinstance(self._engine, Scoring):
+            return None
+        probe = call.probe
+        return await self._engine.score(probe.tokens, version=call.version, temperature=probe.temperature)
 
     @rpc
     async def retire_version(self, call: VersionCall) -> None:

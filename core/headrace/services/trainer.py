@@ -18,15 +18,17 @@ import numpy as np
 
 from headrace.contract import (
     Algorithm,
+    Array,
     Batch,
+    Column,
     LossSpec,
     Metric,
+    Ragged,
     ScratchModels,
     Snapshots,
     StepResult,
     TrainingContext,
     TrainingEngine,
-    WeightManifest,
     WeightPublisher,
     WeightTransport,
     merge_metrics,
@@ -50,6 +52,9 @@ from headrace.services.messages import (
     NodeSpec,
     PeerCall,
     PhaseSetup,
+    Probe,
+    PublishCall,
+    Published,
     RestoreCall,
     SaveCall,
     ScratchModel,
@@ -167,11 +172,16 @@ class TrainerService(NodeService):
     # ------------------------------------------------------------ weights
 
     @rpc
-    async def publish(self, call: VersionCall) -> WeightManifest:
+    async def publish(self, call: PublishCall) -> Published:
         """Publish the current weights as a version."""
         phase, publisher = self._running(), self._publisher
         assert publisher is not None
-        return await self._on_engine_thread(lambda: publisher.publish(call.version, phase.engine.weight_source()))
+
+        def work() -> Published:
+            manifest = publisher.publish(call.version, phase.engine.weight_source())
+            return Published(manifest=manifest, logprobs=phase.score(call.probe))
+
+        return await self._on_engine_thread(work)
 
     @rpc
     async def retire_version(self, call: VersionCall) -> None:
@@ -206,6 +216,16 @@ class _Phase:
         if self._needs.reference_logprobs:
             assert isinstance(self.engine, Snapshots)
             self.engine.snapshot(REFERENCE)
+
+    def score(self, probe: Probe) -> Array:
+        """float32 [T]: log-probs of the probe's tokens, 0 for the first."""
+        known = np.arange(len(probe.tokens)) > 0
+        columns: dict[str, Column] = {
+            TOKENS: Ragged.from_arrays([probe.tokens]),
+            LOSS_MASK: Ragged.from_arrays([known]),
+        }
+        batch = Batch(rows=np.zeros(1, dtype=np.int64), columns=columns)
+        return self.engine.forward(batch, temperature=probe.temperature)["logprobs"][0]
 
     def train(self, batch: Batch, version: int) -> TrainReply:
         started = time.time()
