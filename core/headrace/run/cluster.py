@@ -125,6 +125,7 @@ class Cluster:
                     storage=self.storage.address,
                     threads=job.trainer.threads,
                     seed=job.job.seed,
+                    dumps=str(self._directory.path / "not_finite"),
                 ),
                 python=job.trainer.python or sys.executable,
                 threads=job.trainer.threads,

@@ -7,6 +7,7 @@ RUN/
   evaluation.jsonl    one object per evaluation, with sample answers
   model/              the model it started from, and `final/`, the exported result
   checkpoints/        what the run can be resumed from
+  not_finite/         rows of steps whose loss or gradient was not finite, if there were any
   logs/               one file per node
   report.html
   lock                held by the process that works here

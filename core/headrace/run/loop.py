@@ -265,12 +265,14 @@ class TrainingLoop:
         )
 
     def _count_skips(self, reply: TrainReply) -> None:
+        for path in reply.dumped:
+            self._p.journal.notice(f"a step was skipped, its loss or gradient was not finite; its rows are in {path}")
         self._skipped_in_a_row = 0 if reply.applied or not reply.skipped else self._skipped_in_a_row + 1
         if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise RunError(
                 f"no optimiser step of {self._skipped_in_a_row} batches in a row had a finite loss and gradient",
-                origin="node trainer",
-                fix="lower the learning rate, or look for rewards or log-probs that are not finite",
+                origin=f"node trainer; the rows are in {self._p.directory.path / 'not_finite'}",
+                fix="lower the learning rate, or look for rewards or log-probs that are not finite in those rows",
             )
 
     async def _free_rows(self) -> None:

@@ -129,6 +129,8 @@ class TrainerSetup(Message, frozen=True):
     """Address of the storage unit."""
     threads: int
     seed: int
+    dumps: str
+    """Folder for the rows of steps that were not finite."""
 
 
 class ScratchModel(Message, frozen=True):
@@ -166,6 +168,8 @@ class TrainReply(Message, frozen=True):
     """Optimiser steps applied."""
     skipped: int
     """Optimiser steps not applied because loss or gradient was not finite."""
+    dumped: list[str]
+    """Files that hold their rows."""
     metrics: dict[str, Metric]
     tokens: int
     """Sampled tokens of the rows that were trained."""

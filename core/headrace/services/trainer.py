@@ -8,9 +8,11 @@ micro-batches (sums that are scaled once). Invariant: engine calls happen on one
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -48,6 +50,7 @@ from headrace.contract.columns import (
 from headrace.errors import RunError
 from headrace.flow.batching import micro_batches, mini_batches
 from headrace.registry import build, load
+from headrace.services.dumps import dump
 from headrace.services.messages import (
     NodeSpec,
     PeerCall,
@@ -129,7 +132,7 @@ class TrainerService(NodeService):
         assert isinstance(algorithm, Algorithm)
         assert isinstance(engine, TrainingEngine)
         await self._on_engine_thread(lambda: self._start_engine(engine, setup))
-        phase = _Phase(engine, algorithm, setup)
+        phase = _Phase(engine, algorithm, setup, dumps=Path(self._setup.dumps))
         await self._on_engine_thread(phase.freeze_reference)
         self._phase = phase
 
@@ -205,8 +208,9 @@ class TrainerService(NodeService):
 class _Phase:
     """An engine with the algorithm that feeds it. Methods run on the engine thread."""
 
-    def __init__(self, engine: TrainingEngine, algorithm: Algorithm, setup: PhaseSetup) -> None:
+    def __init__(self, engine: TrainingEngine, algorithm: Algorithm, setup: PhaseSetup, *, dumps: Path) -> None:
         self.engine = engine
+        self._dumps = dumps
         self.setup = setup
         self._algorithm = algorithm
         self._needs = algorithm.needs(algorithm.settings)
@@ -234,10 +238,16 @@ class _Phase:
         batch = batch.with_columns(prepared.columns)
         trained = np.asarray(prepared.trained, dtype=bool)
         batch = self._with_policy_logprobs(batch, trained)
-        results = [self._step(part, mask) for part, mask in self._mini_batches(batch, trained)]
+        results: list[StepResult] = []
+        dumped: list[str] = []
+        for number, (part, mask) in enumerate(self._mini_batches(batch, trained)):
+            results.append(self._step(part, mask))
+            if not math.isfinite(results[-1].loss) or not math.isfinite(results[-1].gradient_norm):
+                dumped.append(dump(part, self._dumps, f"version-{version:08d}-step-{number}"))
         return TrainReply(
             applied=sum(r.applied for r in results),
             skipped=sum(not r.applied for r in results),
+            dumped=[path for path in dumped if path],
             metrics=merge_metrics(
                 [prepared.metrics, _staleness_metrics(staleness), *(_step_metrics(r) for r in results)]
             ),
