@@ -20,12 +20,16 @@ SUITES = sorted(path.stem for path in BROKEN.glob("*.py"))
 
 
 def rules_of(suite: str) -> set[str]:
-    """The tests of the suite that lives in this module of :mod:`headrace.testing.suites`."""
+    """The tests of the suite that lives in this module of :mod:`headrace.testing.suites`, less those of every role."""
     (contract,) = (
         cls
         for _, cls in inspect.getmembers(suites, inspect.isclass)
         if cls.__module__ == f"{suites.__name__}.{suite}" and cls.__name__.endswith("Contract")
     )
+    return proofs_of(contract) - (set() if suite == "plugin" else proofs_of(suites.PluginContract))
+
+
+def proofs_of(contract: type) -> set[str]:
     return {name for name, _ in inspect.getmembers(contract, inspect.isfunction) if name.startswith("test_")}
 
 

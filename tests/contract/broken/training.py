@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from headrace.contract import (
     WeightSource,
 )
 from headrace.contract.columns import LOSS_MASK, LOSS_WEIGHTS
-from headrace.errors import EngineError
+from headrace.errors import ConfigError, EngineError
 from headrace.testing import FakeTrainingEngine
 from headrace.testing.bigram import Bigram
 from headrace.testing.suites import TrainingEngineContract
@@ -74,6 +74,8 @@ class TestDeclaresTooMuch(Broken):
 
     class Kind(TrainingEngine):
         """Has a fake inside, and none of its capabilities."""
+
+        Settings = FakeTrainingEngine.Settings
 
         def __init__(self, settings: Any) -> None:
             super().__init__(settings)
@@ -337,6 +339,15 @@ class TestIgnoresUnknownSettings(Broken):
         def create_model(cls, path: str, *, settings: Mapping[str, Any], seed: int) -> None:
             known = {name: value for name, value in settings.items() if name in SCRATCH}
             super().create_model(path, settings=known, seed=seed)
+
+
+class TestRefusesEveryModel(Broken):
+    breaks = "test_check_model_accepts_what_makes_a_model"
+
+    class Kind(FakeTrainingEngine):
+        @classmethod
+        def check_model(cls, settings: Mapping[str, Any], *, origin: Callable[[str], str]) -> None:
+            raise ConfigError("no model is good enough", origin=origin("vocabulary"))
 
 
 class TestClosesOnce(Broken):

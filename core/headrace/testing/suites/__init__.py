@@ -16,6 +16,7 @@ from headrace.testing.suites.environment import EnvironmentContract
 from headrace.testing.suites.inference import InferenceEngineContract
 from headrace.testing.suites.launcher import LauncherContract
 from headrace.testing.suites.observer import ObserverContract
+from headrace.testing.suites.plugin import PluginContract
 from headrace.testing.suites.rules import RuleBrokenError
 from headrace.testing.suites.staleness import StalenessContract
 from headrace.testing.suites.storage import StorageContract
@@ -28,6 +29,7 @@ __all__ = [
     "InferenceEngineContract",
     "LauncherContract",
     "ObserverContract",
+    "PluginContract",
     "RuleBrokenError",
     "StalenessContract",
     "StorageContract",

@@ -36,6 +36,7 @@ from headrace.contract.columns import (
     VERSION,
 )
 from headrace.testing.pertoken import PerToken
+from headrace.testing.suites.plugin import PluginContract
 from headrace.testing.suites.rules import check, override, rule
 
 TEMPERATURE = 0.8
@@ -46,7 +47,7 @@ UNEQUAL, OTHER, EQUAL = (1.0, 0.0, 0.0, 0.5), (0.0, 0.25, 1.0, 1.0), (1.0, 1.0, 
 SPLITS = ([[0, 1, 2, 3]], [[0], [1], [2], [3]], [[3, 1], [2, 0]])
 
 
-class AlgorithmContract:
+class AlgorithmContract(PluginContract):
     """Subclass it and override :meth:`plugin`; :meth:`tensor` where the loss needs a tensor library."""
 
     @pytest.fixture

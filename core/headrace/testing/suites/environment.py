@@ -28,6 +28,7 @@ from headrace.contract import (
     Task,
     VersionSpan,
 )
+from headrace.testing.suites.plugin import PluginContract
 from headrace.testing.suites.rules import check, override, rule
 
 SPLITS: tuple[Split, ...] = ("train", "evaluation")
@@ -70,7 +71,7 @@ class EchoSession:
         ]
 
 
-class EnvironmentContract:
+class EnvironmentContract(PluginContract):
     """Subclass it and override :meth:`plugin`; :meth:`model_path` where prompts are text, :meth:`directory` where
     settings name files."""
 
@@ -82,11 +83,6 @@ class EnvironmentContract:
     @pytest.fixture
     def model_path(self, tmp_path: Path) -> str:
         """A folder with the tokenizer files that the environment reads."""
-        return str(tmp_path)
-
-    @pytest.fixture
-    def directory(self, tmp_path: Path) -> str:
-        """The folder that relative paths in settings start from."""
         return str(tmp_path)
 
     @pytest.fixture

@@ -16,12 +16,13 @@ import pytest
 
 from headrace.contract import Array, ScratchModels, Snapshots, TrainingEngine
 from headrace.errors import ConfigError, RunError
+from headrace.testing.suites.plugin import PluginContract
 from headrace.testing.suites.rules import check, override, raises, rule
 from headrace.testing.suites.trainees import Trainee, training
 from headrace.testing.tensors import read_tensors
 
 
-class KeepingRules:
+class KeepingRules(PluginContract):
     """See :class:`~.training.TrainingEngineContract`."""
 
     atol: ClassVar[float] = 1e-5
@@ -159,6 +160,13 @@ class KeepingRules:
         check(any(models[0][n].tobytes() != models[2][n].tobytes() for n in models[0]), "another seed made the same")
         with self.training(plugin, str(tmp_path / "first")) as trainee:
             check(trainee.train(trainee.batch()).applied, "the first step was not applied")
+
+    @rule("`check_model` accepts settings that make a model.")
+    def test_check_model_accepts_what_makes_a_model(
+        self, plugin: TrainingEngine, scratch: Mapping[str, Any] | None
+    ) -> None:
+        made = _needs_scratch(plugin, scratch)
+        made.check_model(scratch or {}, origin=lambda key: f"[model.scratch] {key}")
 
     @rule("An unknown setting of a model from scratch is a ConfigError that names it.")
     def test_an_unknown_scratch_setting_is_named(

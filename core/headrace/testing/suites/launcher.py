@@ -24,6 +24,7 @@ import pytest
 
 from headrace.contract import Launcher, NodeLaunch, NodeProcess
 from headrace.errors import PluginError
+from headrace.testing.suites.plugin import PluginContract
 from headrace.testing.suites.rules import check, override, raises_async, rule
 
 SLEEP = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
@@ -35,7 +36,7 @@ PATIENCE = 20.0
 """Seconds in which a process starts, on a busy machine."""
 
 
-class LauncherContract:
+class LauncherContract(PluginContract):
     """Subclass it and override :meth:`plugin`. ``deadline``: seconds in which a process that is ended is gone."""
 
     deadline: ClassVar[float] = 5.0

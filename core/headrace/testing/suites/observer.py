@@ -17,11 +17,12 @@ import pluggy
 import pytest
 
 from headrace.hooks import PROJECT, Observer, ObserverHooks
+from headrace.testing.suites.plugin import PluginContract
 from headrace.testing.suites.rules import check, override, rule
 from headrace.testing.suites.watched import EVENTS, JOB, METRICS, RESUMED, SUMMARY
 
 
-class ObserverContract:
+class ObserverContract(PluginContract):
     """Subclass it and override :meth:`plugin`."""
 
     @pytest.fixture

@@ -15,6 +15,7 @@ import pytest
 
 from headrace.contract import FlowView, StalenessPolicy
 from headrace.errors import StalenessError
+from headrace.testing.suites.plugin import PluginContract
 from headrace.testing.suites.rules import check, override, rule
 from headrace.testing.suites.simulation import Lengths, Outcome, Simulation, even, long_tailed
 
@@ -29,7 +30,7 @@ LIVELY: tuple[dict[str, object], ...] = (
 LENGTHS: tuple[Lengths, ...] = (even, long_tailed)
 
 
-class StalenessContract:
+class StalenessContract(PluginContract):
     """Subclass it and override :meth:`plugin`; settings must suit batches of one group and more."""
 
     @pytest.fixture

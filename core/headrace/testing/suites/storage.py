@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from headrace.contract import Batch, Column, Ragged, Storage
+from headrace.testing.suites.plugin import PluginContract
 from headrace.testing.suites.rules import check, override, raises, rule
 
 
@@ -31,7 +32,7 @@ def _lists(column: Column) -> list[object]:
     return [value.tolist() for value in column]
 
 
-class StorageContract:
+class StorageContract(PluginContract):
     """Subclass it and override :meth:`plugin`."""
 
     @pytest.fixture

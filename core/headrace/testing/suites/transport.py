@@ -31,6 +31,7 @@ from headrace.contract import (
     WeightTransport,
 )
 from headrace.errors import ContractError, DeadlineError, WireError
+from headrace.testing.suites.plugin import PluginContract
 from headrace.testing.suites.rules import check, override, raises, rule
 from headrace.wire import manifest_digest, tensor_info
 
@@ -97,7 +98,7 @@ def line(transport: WeightTransport) -> Iterator[Line]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-class WeightTransportContract:
+class WeightTransportContract(PluginContract):
     """Subclass it and override :meth:`plugin`. ``deadline``: seconds in which a publisher answers."""
 
     deadline: ClassVar[float] = 10.0

@@ -13,11 +13,12 @@ import pytest
 
 from headrace.contract import Array, InferenceEngine, MultiVersion
 from headrace.errors import EngineError
+from headrace.testing.suites.plugin import PluginContract
 from headrace.testing.suites.rules import check, override, raises_async, rule
 from headrace.testing.suites.serving import Answer, Served, differ, manifest_of, other_policy, serving
 
 
-class WeightUpdateRules:
+class WeightUpdateRules(PluginContract):
     """See :class:`~.inference.InferenceEngineContract`."""
 
     deadline: ClassVar[float] = 60.0
