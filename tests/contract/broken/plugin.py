@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ class Melting:
 class Opaque:
     """Settings that no job file can spell."""
 
-    size: Any = object()
+    size: Any = field(default_factory=object)
 
 
 class Broken(PluginContract):
