@@ -33,7 +33,7 @@ def rule(sentence: str) -> Callable[[Callable[..., Any]], Callable[..., None]]:
             try:
                 outcome = test(*args, **kwargs)
                 if inspect.iscoroutine(outcome):
-                    _run(outcome)
+                    asyncio.run(outcome)
             except _SeenError as seen:
                 raise RuleBrokenError(sentence, str(seen)) from None
             except Exception as error:  # a plugin may raise anything: the rule that it interrupted is broken
@@ -75,10 +75,6 @@ async def raises_async(
 def override(fixture: str, gives: str) -> Never:
     """For the fixtures that an author must write."""
     raise NotImplementedError(f"override the fixture `{fixture}` in your subclass: {gives}")
-
-
-def _run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(work)
 
 
 def _check_names(error: Exception, naming: tuple[str, ...]) -> None:
