@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from headrace_torch.decode.staging import StagedWeights
 
 
+_COPIED_IN_PLACE = 1 << 18
+"""Bytes of a tensor that the event loop copies itself: handing it to a thread would take longer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchInferenceSettings:
     """The ``[rollout]`` table of the ``torch`` engine."""
@@ -292,8 +296,13 @@ class TorchWeightUpdate(WeightUpdate):
     async def apply(self, name: str, tensor: Array) -> None:
         """Copy one tensor. What is wrong with it is told at :meth:`commit`."""
         async with self._lock:
-            if not self._live:
-                await asyncio.to_thread(self._open_stage().put, name, tensor)
+            if self._live:
+                return
+            stage = self._open_stage()
+            if tensor.nbytes <= _COPIED_IN_PLACE:
+                stage.put(name, tensor)
+            else:
+                await asyncio.to_thread(stage.put, name, tensor)
 
     async def commit(self) -> None:
         """Verify all tensors and make the version live."""

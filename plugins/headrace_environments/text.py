@@ -32,6 +32,9 @@ from headrace_environments.chat import ChatSettings, ChatTemplate
 from headrace_environments.rewards import load_reward
 from headrace_environments.tokenizer import TextTokenizer
 
+PROMPTS_KEPT = 64
+"""Prompts whose tokens are remembered."""
+
 Scorer: TypeAlias = Callable[[Task, Episode], Score]
 Origin: TypeAlias = Callable[[str], str]
 
@@ -56,6 +59,7 @@ class TextEnvironment(Environment, Demonstrations):
         self.tokenizer = TextTokenizer.load(context.model_path)
         if isinstance(self.settings, ChatSettings) and self.settings.chat:
             self._chat = ChatTemplate.load(context.model_path, system=self.settings.system)
+        self._prompts: dict[str, Array] = {}
         self._prepare(context.directory, lambda key: f"[environment] {key} = {getattr(self.settings, key)!r}")
         self.check()
 
@@ -116,8 +120,16 @@ class TextEnvironment(Environment, Demonstrations):
                 self.tokenizer.check([task.data["answer"]], origin=f"{origin}, task {task.id}")
 
     def _prompt(self, task: Task) -> Array:
-        """int32 [P]: what the policy is asked with."""
+        """int32 [P], not to be written to: what the policy is asked with. All members of a group ask the same."""
         text = task.data["prompt"]
+        if text not in self._prompts:
+            if len(self._prompts) >= PROMPTS_KEPT:
+                self._prompts.clear()
+            prompt = self._prompts[text] = self._encoded(text)
+            prompt.flags.writeable = False
+        return self._prompts[text]
+
+    def _encoded(self, text: str) -> Array:
         if self._chat is None:
             return self.tokenizer.prompt(text)
         return self.tokenizer.prompt(self._chat.render(text), whole=True)

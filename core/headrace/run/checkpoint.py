@@ -6,8 +6,8 @@ checkpoints/version-00000025/
   rows-0.bin …    the rows that were stored and not yet trained
   trainer/        the training engine's own save
 
-Written to a hidden directory, synced, renamed. Invariant: a directory under its final name was complete; one that no
-longer matches its manifest is never resumed from, and an older one is taken instead.
+Written to a hidden directory, synced, renamed. Invariant: a directory under its final name was complete; one that
+differs from its manifest by a byte or a file is never resumed from, and an older one is taken instead.
 """
 
 from __future__ import annotations
@@ -68,6 +68,10 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         return self.flow.version
 
 
+class _Format(msgspec.Struct, frozen=True):
+    format: int
+
+
 class _File(msgspec.Struct, frozen=True):
     nbytes: int
     checksum: str
@@ -95,7 +99,10 @@ def staging(path: Path) -> Path:
     """Where the checkpoint that will be ``path`` is written; what an interrupted attempt left there is removed."""
     hidden = path.with_name(f".{path.name}.partial")
     shutil.rmtree(hidden, ignore_errors=True)
-    hidden.mkdir(parents=True)
+    try:
+        hidden.mkdir(parents=True)
+    except OSError as error:
+        raise _unwritable(path, error) from error
     return hidden
 
 
@@ -107,51 +114,70 @@ def complete(hidden: Path, path: Path, state: RunState, rows: Sequence[Batch]) -
             frames = [bytes(frame) for frame in encode(batch)]
             (hidden / f"rows-{number}.bin").write_bytes(msgspec.msgpack.encode(frames))
         (hidden / STATE).write_bytes(msgspec.json.encode(state))
-        manifest = {str(file.relative_to(hidden)): _summary(file) for file in _files(hidden)}
+        manifest = {name: _summary(hidden / name) for name in _names(hidden)}
         (hidden / MANIFEST).write_bytes(msgspec.json.encode(manifest))
-        for file in [*_files(hidden), hidden / MANIFEST]:
-            _sync(file)
+        for written in [hidden, *hidden.rglob("*")]:
+            _sync(written)
         shutil.rmtree(path, ignore_errors=True)
         hidden.rename(path)
         _sync(path.parent)
     except OSError as error:
         shutil.rmtree(hidden, ignore_errors=True)
-        raise RunError(
-            f"checkpoint {path} cannot be written: {error.strerror}",
-            origin=str(path),
-            fix="free disk space, keep fewer with [checkpoint] keep, or put the runs elsewhere with [job] runs",
-        ) from error
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> RunError:
+    return RunError(
+        f"checkpoint {path} cannot be written: {error.strerror}",
+        origin=str(path),
+        fix="free disk space, keep fewer with [checkpoint] keep, or put the runs elsewhere with [job] runs",
+    )
 
 
 def read(path: Path) -> Checkpoint:
-    """A checkpoint, verified. RunError when a file is missing or is not what was written."""
+    """A checkpoint, verified. RunError when it is damaged, or of another format."""
+    verify(path)
+    return _whole(path)
+
+
+def verify(path: Path) -> None:
+    """RunError when a file is missing, is not what was written, or was not written with the others."""
     try:
         manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=dict[str, _File])
+        if found := set(manifest).symmetric_difference(_names(path)):
+            raise RunError(f"checkpoint {path} and its manifest differ by {', '.join(sorted(found))}", origin=str(path))
         for name, written in manifest.items():
             if _summary(path / name) != written:
                 raise RunError(f"checkpoint file {path / name} is not what was written", origin=str(path))
-        state = msgspec.json.decode((path / STATE).read_bytes(), type=RunState)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RunError(f"checkpoint {path} cannot be read: {error}", origin=str(path)) from error
-    if state.format != FORMAT:
+
+
+def _whole(path: Path) -> Checkpoint:
+    """A verified one. RunError when another version of Headrace wrote it."""
+    state = (path / STATE).read_bytes()
+    if (found := msgspec.json.decode(state, type=_Format).format) != FORMAT:
         raise RunError(
-            f"checkpoint {path} has format {state.format}, expected {FORMAT}",
+            f"checkpoint {path} has format {found}, expected {FORMAT}",
             origin=str(path),
             fix="resume with the version of Headrace that wrote it",
         )
-    return Checkpoint(path, state)
+    return Checkpoint(path, msgspec.json.decode(state, type=RunState))
 
 
 def newest(checkpoints: Path, *, announced: Collection[str]) -> Checkpoint:
     """The newest that is whole, of those whose names the event log has ``announced``: the log must say what a run was
-    resumed from. Those that are damaged are named in the log. RunError when there is none."""
+    resumed from. Those that are damaged are named in the log. RunError when there is none, or when another version of
+    Headrace wrote it."""
     for path in sorted(checkpoints.glob("version-*"), reverse=True):
         if path.name not in announced:
             continue  # its run died between the two
         try:
-            return read(path)
+            verify(path)
         except RunError as error:
             log.warning("%s; an older checkpoint is looked for", error.message)
+        else:
+            return _whole(path)
     raise RunError(
         f"there is no whole checkpoint in {checkpoints}",
         origin=str(checkpoints.parent),
@@ -159,14 +185,19 @@ def newest(checkpoints: Path, *, announced: Collection[str]) -> Checkpoint:
     )
 
 
-def prune(checkpoints: Path, *, keep: int) -> None:
-    """Remove all but the newest ``keep``. Called after one was completed, so that a whole one always exists."""
-    for path in sorted(checkpoints.glob("version-*"))[:-keep]:
-        shutil.rmtree(path)
+def prune(completed: Path, *, keep: int) -> None:
+    """Remove all but ``completed``, which was written last, and the ``keep`` - 1 before it. Later ones are of a past
+    that a resume has made void."""
+    names = sorted(path.name for path in completed.parent.glob("version-*"))
+    kept = [name for name in names if name <= completed.name][-keep:]
+    for name in set(names).difference(kept):
+        shutil.rmtree(completed.with_name(name))
 
 
-def _files(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST)
+def _names(checkpoint: Path) -> list[str]:
+    """Of every file but the manifest, relative to the checkpoint."""
+    files = (path for path in checkpoint.rglob("*") if path.is_file() and path != checkpoint / MANIFEST)
+    return sorted(str(path.relative_to(checkpoint)) for path in files)
 
 
 def _summary(path: Path) -> _File:

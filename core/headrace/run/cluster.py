@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from headrace.config import Job
 from headrace.contract import Environment, EnvironmentContext, Launcher
-from headrace.errors import HeadraceError, RunError
+from headrace.errors import RunError
 from headrace.registry import build
 from headrace.run.directory import RunDirectory
 from headrace.run.plans import capacity, self_check_tolerance
@@ -84,6 +84,7 @@ class Cluster:
             max_restarts=job.launcher.max_restarts,
             emit=self._emit,
             lost=self._lost,
+            fail=self.fail,
         )
         self.controller.supervisor = self.supervisor
         names = [f"rollout-{i}" for i in range(job.rollout.instances)]
@@ -228,7 +229,7 @@ class Cluster:
         else:
             self._recovery.lost(name, role, process, error)
 
-    def fail(self, error: HeadraceError) -> None:
+    def fail(self, error: BaseException) -> None:
         """The run ends with this."""
         if not self.controller.failed.done():
             self.controller.failed.set_exception(error)
@@ -240,9 +241,8 @@ class Cluster:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
-        failed = self.controller.failed
-        if not task.cancelled() and (error := task.exception()) and not failed.done():
-            failed.set_exception(error)
+        if not task.cancelled() and (error := task.exception()):
+            self.fail(error)
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` until it ends, a node is lost for good, or background work fails."""

@@ -66,7 +66,7 @@ class Keeper:
         await p.save(hidden / checkpoints.TRAINER, kind="resume")
         await asyncio.to_thread(checkpoints.complete, hidden, path, state, rows)
         p.journal.emit("checkpoint_saved", version=state.version, path=str(path), events=state.events)
-        checkpoints.prune(p.directory.checkpoints, keep=p.job.checkpoint.keep)
+        checkpoints.prune(path, keep=p.job.checkpoint.keep)
 
     async def _rows(self, state: RunState) -> list[Batch]:
         size = self._p.job.phases[state.phase].batch.group_size

@@ -7,7 +7,8 @@
 | storage unit       | the groups it held are dropped by name; what is under way goes to its successor    |
 | trainer            | nothing: the run ends, to be resumed from its last checkpoint                      |
 
-Invariant: when a lost node's successor serves, nobody waits for the old process any more.
+Invariant: from the moment in which a loss is known nothing more is given to the lost process; when its successor
+serves, nobody waits for the old one any more.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from headrace.errors import HeadraceError, RunError
+from headrace.errors import RunError
 from headrace.services.controller import Controller
 from headrace.services.fleet import Fleet
 from headrace.services.messages import PeerCall
@@ -39,7 +40,7 @@ class Nodes(Protocol):
 
     def join(self, name: str, address: str) -> None: ...
 
-    def fail(self, error: HeadraceError) -> None: ...
+    def fail(self, error: BaseException) -> None: ...
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None: ...
 
@@ -49,36 +50,42 @@ class Recovery:
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
+        self._lost_instances: list[str] = []
+        """Addresses where no instance serves any more."""
 
     def lost(self, name: str, role: str, process: str, error: RunError) -> None:
         """A node that served is gone."""
         nodes = self._nodes
         if role == "rollout":
-            nodes.spawn(self._rollout(name), f"recover {name}")
+            address, displaced = nodes.fleet.lost(name)
+            self._lost_instances.append(address)
+            nodes.controller.instance_lost(displaced)
+            nodes.spawn(self._rollout(name, address), f"recover {name}")
         elif role == "environment":
-            nodes.spawn(self._worker(name, process), f"recover {name}")
+            nodes.controller.worker_lost(process)
+            nodes.spawn(self._worker(name), f"recover {name}")
         elif role == "storage":
+            nodes.controller.storage_lost()
             nodes.spawn(self._storage(name), f"recover {name}")
         else:
             nodes.fail(error)
 
-    async def _rollout(self, name: str) -> None:
+    async def _rollout(self, name: str, address: str) -> None:
         nodes = self._nodes
-        address, displaced = await nodes.fleet.lost(name)
-        nodes.controller.instance_lost(displaced)
-        await nodes.workers.tell("instance_lost", PeerCall(address=address), awaiting=f"to give {name} up")
+        await self._tell_that_nobody_serves(address)
         nodes.join(name, await nodes.supervisor.restart(name))
 
-    async def _worker(self, name: str, process: str) -> None:
+    async def _worker(self, name: str) -> None:
         nodes = self._nodes
         await nodes.workers.lost(name)
-        nodes.controller.worker_lost(process)
         nodes.workers.add(name, await nodes.supervisor.restart(name))
-        await self._tell_where_storage_is()  # it may have moved while this one started
+        # It asked for work before it could be told anything.
+        for address in list(self._lost_instances):
+            await self._tell_that_nobody_serves(address)
+        await self._tell_where_storage_is()
 
     async def _storage(self, name: str) -> None:
         nodes = self._nodes
-        nodes.controller.storage_lost()
         address = await nodes.supervisor.restart(name)
         nodes.controller.storage = address
         await nodes.storage.moved(address)
@@ -89,6 +96,10 @@ class Recovery:
             awaiting="the trainer to turn to another storage unit",
         )
         await self._tell_where_storage_is()
+
+    async def _tell_that_nobody_serves(self, address: str) -> None:
+        peer = PeerCall(address=address)
+        await self._nodes.workers.tell("instance_lost", peer, awaiting=f"to give the instance at {address} up")
 
     async def _tell_where_storage_is(self) -> None:
         peer = PeerCall(address=self._nodes.storage.address)

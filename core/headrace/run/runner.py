@@ -90,11 +90,12 @@ def _resumable(directory: RunDirectory) -> str:
 
 async def _until_stopped(run: _Run) -> tuple[str, str]:
     """Run to the end, or to a SIGINT or SIGTERM: the first lets the batch in training end and writes a checkpoint, the
-    second ends everything at once. Before training begins one is enough."""
+    second ends everything at once. Before training begins one is enough. None interrupts the end of the nodes."""
     loop = asyncio.get_running_loop()
     asked: list[str] = []
     training: list[TrainingLoop] = []
-    running = asyncio.ensure_future(_run(run, training.append))
+    cluster = Cluster(run.job, run.directory, emit=run.journal.emit)
+    running = asyncio.ensure_future(_run(run, cluster, training.append))
 
     def stop(name: str) -> None:
         asked.append(name)
@@ -112,18 +113,16 @@ async def _until_stopped(run: _Run) -> tuple[str, str]:
         if not asked:
             raise
         completed = False
+    finally:
+        await cluster.close()
     return ("completed", "") if completed else ("stopped", asked[0])
 
 
-async def _run(run: _Run, trains: Callable[[TrainingLoop], None]) -> bool:
+async def _run(run: _Run, cluster: Cluster, trains: Callable[[TrainingLoop], None]) -> bool:
     """Whether the job was completed. ``trains`` is told of the loop when it begins."""
-    cluster = Cluster(run.job, run.directory, emit=run.journal.emit)
-    try:
-        _announce(run)
-        await cluster.start()
-        return await cluster.guard(_train(run, cluster, trains))
-    finally:
-        await cluster.close()
+    _announce(run)
+    await cluster.start()
+    return await cluster.guard(_train(run, cluster, trains))
 
 
 def _announce(run: _Run) -> None:

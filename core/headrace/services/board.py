@@ -24,9 +24,13 @@ class WorkBoard:
         self._lost: set[str] = set()
 
     def wait(self, worker: str) -> asyncio.Future[WorkItem]:
-        """A worker's place in the line; cancel it to give the place up."""
+        """A worker's place in the line; cancel it to give the place up. One that is lost has none: its request was on
+        the way when it died, and nobody would play what it was given."""
         waiting: asyncio.Future[WorkItem] = asyncio.get_running_loop().create_future()
-        self._waiting.append((worker, waiting))
+        if self.is_lost(worker):
+            waiting.cancel()
+        else:
+            self._waiting.append((worker, waiting))
         return waiting
 
     def put(self, item: WorkItem) -> None:
@@ -61,7 +65,7 @@ class WorkBoard:
             self.done(key)
 
     def is_lost(self, worker: str) -> bool:
-        """Whether reports of this worker come too late."""
+        """Whether what this worker still says comes too late."""
         return worker in self._lost
 
     def lost(self, worker: str) -> list[WorkItem]:

@@ -1,8 +1,8 @@
 """Requests that are decoded together, in lockstep policies.
 
 Invariant: cohorts take turns, and each is submitted at once, in trajectory order: what is decoded together depends on
-ids alone, never on arrival times. A trajectory that is withdrawn is not waited for; one that comes after its cohort
-has begun (a second try) is not part of it.
+ids alone, never on arrival times. A trajectory that is withdrawn, or whose caller goes away, is not waited for; one
+that comes after its cohort has begun (a second try) is not part of it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from headrace.contract import GenerationRequest
@@ -19,6 +20,14 @@ from headrace.errors import EngineError
 COHORT_DEADLINE = 60.0
 REMEMBERED = 256
 """Cohorts that have begun and may still get a second try."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entry:
+    """A request that waits for the others, and the call that brought it."""
+
+    request: GenerationRequest
+    call: asyncio.Task[Any] | None
 
 
 class Cohort:
@@ -30,39 +39,46 @@ class Cohort:
         self.complete = asyncio.Event()
         self.over = asyncio.Event()
         """Set when every request that was submitted has its answer, or was given up."""
-        self._requests: dict[int, GenerationRequest] = {}
+        self._entries: dict[int, _Entry] = {}
+        """By trajectory, until the cohort begins."""
         self._withdrawn: set[int] = set()
         self._unanswered: set[str] = set()
         """Ids of the requests that were submitted."""
 
     @contextmanager
     def entered(self, trajectory: int, request: GenerationRequest) -> Iterator[bool]:
-        """Be part of the cohort until the answer is there, in place of an earlier try; whether it is too late."""
+        """Be part of the cohort until the answer is there; whether it is too late. The call of an earlier try, whose
+        worker was lost, is cancelled: it would never be answered."""
         if self.begun:
             yield True
             return
-        self._requests[trajectory] = request
+        earlier = self._entries.get(trajectory)
+        entry = self._entries[trajectory] = _Entry(request, asyncio.current_task())
+        if earlier is not None and earlier.call is not None:
+            earlier.call.cancel()
         self._withdrawn.discard(trajectory)
         self._judge()
         try:
             yield False
         finally:
-            if not self.begun and self._requests.get(trajectory) is request:
-                del self._requests[trajectory]
+            if self._entries.get(trajectory) is entry:  # taken back before the cohort began
+                del self._entries[trajectory]
+                self.withdraw(trajectory)
             self._unanswered.discard(request.request_id)
             if self.begun and not self._unanswered:
                 self.over.set()
 
     def withdraw(self, trajectory: int) -> None:
         """Do not wait for a trajectory."""
-        if not self.begun and trajectory not in self._requests:
+        if not self.begun and trajectory not in self._entries:
             self._withdrawn.add(trajectory)
             self._judge()
 
     def begin(self) -> list[GenerationRequest]:
         """What to submit, in trajectory order."""
         self.begun = True
-        requests = [request for _, request in sorted(self._requests.items())]
+        requests = [self._entries[trajectory].request for trajectory in sorted(self._entries)]
+        self._entries.clear()
         self._unanswered = {request.request_id for request in requests}
         if not requests:
             self.over.set()
@@ -70,10 +86,10 @@ class Cohort:
 
     def missing(self) -> str:
         """In words, for an error."""
-        return f"{len(self._requests)} of {self.size - len(self._withdrawn)} requests"
+        return f"{len(self._entries)} of {self.size - len(self._withdrawn)} requests"
 
     def _judge(self) -> None:
-        if len(self._requests) + len(self._withdrawn) >= self.size:
+        if len(self._entries) + len(self._withdrawn) >= self.size:
             self.complete.set()
 
 

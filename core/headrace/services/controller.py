@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.errors import RunError
+from headrace.errors import HeadraceError, RunError
 from headrace.flow import BatchLease, Flow
 from headrace.services.attempts import Attempts
 from headrace.services.board import WorkBoard
@@ -114,23 +114,14 @@ class Controller:
     @rpc
     async def report(self, report: Report) -> None:
         """What happened at a worker, in order. What a worker says after it was given up is too late: others have its
-        work."""
+        work. What may not have happened ends the run, not the worker that tells of it."""
         if self._board.is_lost(report.worker):
             return
-        for entry in report.entries:
-            match entry:
-                case TrajectoryFinished():
-                    if self._groups is not None and self._groups.finished(entry):
-                        self.tally.response_tokens += entry.response_tokens
-                case Scored():
-                    self._count_failures(entry.trajectories, entry.unscored, entry.detail)
-                case GroupStored():
-                    self._group_stored(entry)
-                case GroupFailed():
-                    self._group_failed(entry)
-                case EvaluationDone():
-                    if self._board.done(item_key(entry.item, evaluation=True)) is not None:
-                        self._evaluation_done(entry)
+        try:
+            for entry in report.entries:
+                self._hear(entry)
+        except HeadraceError as error:
+            self._fail(error)
         self.pump()
 
     # ------------------------------------------------------------ phases
@@ -203,7 +194,7 @@ class Controller:
         """A worker is gone: others play what it held."""
         for item in self._board.lost(worker):
             if item.kind == "evaluation":
-                self._board.put(self._with_known_instances(item))
+                self._board.put(_evaluation_again(item))
             elif self._groups is not None and (again := self._groups.again(item, "worker_lost")) is not None:
                 self._board.put(again)
         self.pump()
@@ -217,22 +208,24 @@ class Controller:
                 self._groups.drop(group, STORAGE_LOST)
         self.pump()
 
-    def _with_known_instances(self, item: WorkItem) -> WorkItem:
-        """A worker that was started a moment ago has not heard which instances are lost."""
-        known = self._fleet.addresses()
-        members = [m if m.instance in known else msgspec.structs.replace(m, instance="") for m in item.members]
-        return msgspec.structs.replace(item, members=members)
-
     # ------------------------------------------------------------ the pump
 
     def pump(self) -> None:
-        """Give out whatever has become possible. Called after every change."""
-        self._fleet.sync()
-        self._place()
-        if self._groups is not None:
-            self._go_on(self._groups.flow)
-        # Last: a batch that is taken makes room for the groups of the next.
-        self._board.give(lambda: None if self._groups is None else self._groups.next_item())
+        """Give out whatever has become possible. Called after every change, by whoever made it: an error is the run's,
+        not the caller's."""
+        try:
+            self._fleet.sync()
+            self._place()
+            if self._groups is not None:
+                self._go_on(self._groups.flow)
+            # Last: a batch that is taken makes room for the groups of the next.
+            self._board.give(lambda: None if self._groups is None else self._groups.next_item())
+        except HeadraceError as error:
+            self._fail(error)
+
+    def _fail(self, error: HeadraceError) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
 
     def _go_on(self, flow: Flow) -> None:
         """Let the loop have what it waits for."""
@@ -272,6 +265,21 @@ class Controller:
 
     # ------------------------------------------------------------ reports
 
+    def _hear(self, entry: TrajectoryFinished | Scored | GroupStored | GroupFailed | EvaluationDone) -> None:
+        match entry:
+            case TrajectoryFinished():
+                if self._groups is not None and self._groups.finished(entry):
+                    self.tally.response_tokens += entry.response_tokens
+            case Scored():
+                self._count_failures(entry.trajectories, entry.unscored, entry.detail)
+            case GroupStored():
+                self._group_stored(entry)
+            case GroupFailed():
+                self._group_failed(entry)
+            case EvaluationDone():
+                if self._board.done(item_key(entry.item, evaluation=True)) is not None:
+                    self._evaluation_done(entry)
+
     def _group_stored(self, entry: GroupStored) -> None:
         item = self._board.done(item_key(entry.group, evaluation=False))
         if self._groups is None:
@@ -295,9 +303,14 @@ class Controller:
         try:
             self._failures.record(trajectories=trajectories, failed=failed, detail=detail)
         except RunError as error:
-            if not self.failed.done():
-                self.failed.set_exception(error)
+            self._fail(error)
 
     def _require_groups(self) -> Groups:
         assert self._groups is not None, "no phase is running"
         return self._groups
+
+
+def _evaluation_again(item: WorkItem) -> WorkItem:
+    """The item for another worker. Its requests are other ones: instances may still be answering those of the lost."""
+    members = [msgspec.structs.replace(member, attempt=member.attempt + 1) for member in item.members]
+    return msgspec.structs.replace(item, members=members)

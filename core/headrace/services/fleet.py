@@ -58,6 +58,8 @@ class Fleet:
         self._instances: dict[str, Instance] = {}
         self._flow: Flow | None = None
         self._published: dict[int, Published] = {}
+        self._common: int | None = None
+        """What :meth:`load_everywhere` was asked for last."""
         self._gained = asyncio.Condition()
         self.changed: Callable[[], None] = lambda: None
 
@@ -69,17 +71,22 @@ class Fleet:
         if self._flow is not None:
             self._flow.join(name, slots=slots, live_versions=live_versions, versions=())
             self.sync()
-        elif self._published:
-            self._begin_switch(instance, max(self._published), ())
+        elif self._common is not None:
+            self._begin_switch(instance, self._common, ())
 
-    async def lost(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """An instance is gone. Returns where it served, and its trajectories, which are unplaced now."""
+    def lost(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """An instance is gone, and gets nothing from this moment on. Returns where it served, and its trajectories,
+        which are unplaced now."""
         instance = self._instances.pop(name)
         displaced = self._flow.leave(name) if self._flow is not None else ()
+        self._spawn(self._let_go(instance), f"let {name} go")
+        return instance.address, displaced
+
+    async def _let_go(self, instance: Instance) -> None:
+        """Who waits for its answer, or for it to have a version, waits no more."""
         await instance.client.close()
         async with self._gained:
             self._gained.notify_all()
-        return instance.address, displaced
 
     def _is_lost(self, instance: Instance) -> bool:
         return self._instances.get(instance.name) is not instance
@@ -90,10 +97,6 @@ class Fleet:
     def address(self, name: str) -> str:
         """Where an instance serves; "" for no instance."""
         return self._instances[name].address if name else ""
-
-    def addresses(self) -> set[str]:
-        """Of all instances."""
-        return {instance.address for instance in self._instances.values()}
 
     def hosting(self, version: int) -> list[Instance]:
         """Instances that serve a version, by name."""
@@ -127,7 +130,12 @@ class Fleet:
                 self._begin_switch(instance, switch.load, switch.retire)
 
     def _begin_switch(self, instance: Instance, load: int | None, retire: tuple[int, ...]) -> None:
+        """What it retires is gone for the flow at once: nothing is placed there that would arrive too late."""
         instance.loading = load if load is not None else -1
+        for version in retire:
+            instance.versions.discard(version)
+            if self._flow is not None:
+                self._flow.retired_on(instance.name, version)
         self._spawn(self._switch(instance, load, retire), f"switch {instance.name}")
 
     async def _switch(self, instance: Instance, load: int | None, retire: tuple[int, ...]) -> None:
@@ -156,8 +164,6 @@ class Fleet:
             deadline=LOAD_DEADLINE,
             awaiting=f"{instance.name} to retire version {version}",
         )
-        if self._flow is not None and not self._is_lost(instance):
-            self._flow.retired_on(instance.name, version)
 
     async def _load(self, instance: Instance, version: int) -> None:
         try:
@@ -169,7 +175,7 @@ class Fleet:
                 awaiting=f"{instance.name} to load version {version}",
             )
         except WireError:
-            if self._flow is not None and version < self._flow.view().version:
+            if version < max(self._published):
                 return  # overtaken: the version was retired while it travelled
             raise
         if self._is_lost(instance):
@@ -207,8 +213,9 @@ class Fleet:
             return len(self.hosting(version)) >= (max(1, len(self)) if everywhere else 1)
 
         try:
-            async with self._gained:
-                await asyncio.wait_for(self._gained.wait_for(served), LOAD_DEADLINE)
+            # Not wait_for: the caller must go on in the very moment in which it is true, before the next loss.
+            async with asyncio.timeout(LOAD_DEADLINE), self._gained:
+                await self._gained.wait_for(served)
         except TimeoutError:
             raise DeadlineError(
                 f"no instance served version {version} in {LOAD_DEADLINE:.0f} s",
@@ -218,13 +225,19 @@ class Fleet:
     async def load_everywhere(self, version: int) -> None:
         """Load a version on every instance and forget the others: for phases in which nothing rolls out. An instance
         that is lost meanwhile is brought up to date when it is back; one at least has the version at the end."""
+        self._common = version
         instances = list(self._instances.values())
         await asyncio.gather(*(self._change(i, version, i.versions - {version}) for i in instances))
         await self.wait_for(version, everywhere=False)
 
     async def self_check(self, trainer: Client, version: int) -> None:
-        """Every instance must sample with the log-probs that the trainer computes."""
+        """Every instance must sample with the log-probs that the trainer computes; but one that is lost meanwhile."""
         for instance in list(self._instances.values()):
-            gap = await sampling_gap(instance.name, instance.client, trainer, version, self.probe)
+            try:
+                gap = await sampling_gap(instance.name, instance.client, trainer, version, self.probe)
+            except WireError:
+                if not self._is_lost(instance):
+                    raise
+                continue
             self._emit("self_check", instance=instance.name, version=version, max_abs_logprob_diff=gap)
             require_agreement(instance.name, version, gap, self._tolerance)

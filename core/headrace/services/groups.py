@@ -69,6 +69,8 @@ class Groups:
         """Trajectories whose present try waits for a place."""
         self._started_on: dict[int, str] = {}
         """Trajectory in flight → the instance of its newest try, also when that instance is lost by now."""
+        self._tasks: dict[int, int] = {}
+        """Group in flight → its task; by now another one may be due to the group's id."""
 
     # ------------------------------------------------------------ work
 
@@ -77,7 +79,7 @@ class Groups:
         ticket = self.flow.next_ticket()
         if ticket is None:
             return None
-        task = self._task(ticket.group)
+        task = self._tasks[ticket.group] = self._task(ticket.group)
         self._emit(
             "group_dispatched",
             group=ticket.group,
@@ -145,7 +147,7 @@ class Groups:
                 given_up[trajectory // self.flow.group_size] = None
             self._unstarted.add(trajectory)
         for group in given_up:
-            self._attempts.quarantine.add(self._task(group))
+            self._attempts.quarantine.add(self._tasks[group])
             self.drop(group, reason)
 
     def _try_again(self, trajectory: int, reason: str) -> bool:
@@ -245,7 +247,7 @@ class Groups:
                 version=version,
                 nbytes=nbytes,
             )
-        self._forget(entry.trajectories)
+        self._forget(entry.group, entry.trajectories)
 
     # ------------------------------------------------------------ drops
 
@@ -265,10 +267,11 @@ class Groups:
     def _dropped(self, group: int, rows: Iterable[int], reason: str) -> None:
         rows = list(rows)
         self._emit("group_dropped", group=group, trajectories=rows, reason=reason)
-        self._forget(rows)
+        self._forget(group, rows)
         self._free(rows)
 
-    def _forget(self, trajectories: Iterable[int]) -> None:
+    def _forget(self, group: int, trajectories: Iterable[int]) -> None:
+        self._tasks.pop(group, None)
         self._attempts.forget(trajectories)
         self._unstarted.difference_update(trajectories)
         for trajectory in trajectories:

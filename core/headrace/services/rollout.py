@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -44,6 +45,7 @@ from headrace.wire import rpc
 BASE_VERSION = -1
 """The weights an engine starts with. Never served: policy versions begin at 0 and arrive by the transport."""
 FETCH_DEADLINE = 60.0
+FETCHED_BYTES = 4 << 20
 
 
 @dataclass(slots=True)
@@ -68,6 +70,19 @@ class _Pending:
             spans=_joined(self.spans),
             finish_reason=reason,
         )
+
+
+def _some(tensors: Iterator[tuple[str, Array]]) -> list[tuple[str, Array]]:
+    """The next tensors, of at most :data:`FETCHED_BYTES` together unless one alone has more; none at the end. Taken one
+    by one, small ones would cost more in changes of threads than in copies."""
+    taken: list[tuple[str, Array]] = []
+    nbytes = 0
+    for name, tensor in tensors:
+        taken.append((name, tensor))
+        nbytes += tensor.nbytes
+        if nbytes >= FETCHED_BYTES:
+            break
+    return taken
 
 
 def _joined(spans: list[VersionSpan]) -> tuple[VersionSpan, ...]:
@@ -165,8 +180,9 @@ class RolloutService(NodeService):
             update = await self._engine.begin_update(manifest)
             tensors = receiver.fetch(manifest, deadline=FETCH_DEADLINE)
             try:
-                while (item := await asyncio.to_thread(next, tensors, None)) is not None:
-                    await update.apply(*item)
+                while arrived := await asyncio.to_thread(_some, tensors):
+                    for name, tensor in arrived:
+                        await update.apply(name, tensor)
                 await update.commit()
             except BaseException:  # cancelled too: nothing half-loaded stays staged; raised again
                 await update.abort()

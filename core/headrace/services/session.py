@@ -35,8 +35,8 @@ class Instances:
         return self._clients[address]
 
     def is_lost(self, address: str) -> bool:
-        """Whether nobody will answer there any more."""
-        return address in self._lost
+        """Whether nobody will answer there (any more); "" is no place."""
+        return not address or address in self._lost
 
     async def lost(self, address: str) -> None:
         """An instance is gone: calls to it end with WireError."""
@@ -77,7 +77,7 @@ class Session:
         number, self._calls = self._calls, self._calls + 1
         while True:
             address = self._place.instance
-            if not address or self._instances.is_lost(address):
+            if self._instances.is_lost(address):
                 await self._move()
                 continue
             try:

@@ -52,6 +52,10 @@ class _Node:
     heard: float = 0.0
     silent: str = ""
     """Why it was killed, if it was."""
+    in_use: bool = False
+    """Whether somebody knows where it serves."""
+    ended: str = ""
+    """Why it is gone, once it is."""
 
     @property
     def id(self) -> str:
@@ -67,7 +71,8 @@ class _Node:
 
 
 class Supervisor:
-    """One per run. ``lost(name, role, id, error)`` is called for a node that served and is gone."""
+    """One per run. ``lost(name, role, id, error)`` is called for a node that :meth:`address` told of and that is gone;
+    ``fail`` when the supervisor itself cannot go on."""
 
     def __init__(
         self,
@@ -79,6 +84,7 @@ class Supervisor:
         max_restarts: int,
         emit: Callable[..., Any],
         lost: Callable[[str, str, str, RunError], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
         self._launcher = launcher
         self._network = network
@@ -87,6 +93,7 @@ class Supervisor:
         self._max_restarts = max_restarts
         self._emit = emit
         self._lost = lost
+        self._fail = fail
         self._nodes: dict[str, _Node] = {}
         self._watches: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -136,7 +143,9 @@ class Supervisor:
         )
         node = _Node(plan, start, process, log_path, asyncio.get_running_loop().create_future())
         self._nodes[plan.name] = node
-        self._watches.add(asyncio.create_task(self._watch(node), name=f"watch {node.id}"))
+        watch = asyncio.create_task(self._watch(node), name=f"watch {node.id}")
+        watch.add_done_callback(self._watched)
+        self._watches.add(watch)
         self._emit("node_started", node=plan.name, role=plan.role, pid=process.pid)
 
     async def address(self, name: str) -> str:
@@ -149,7 +158,11 @@ class Supervisor:
                 origin=f"{node.log_path}\n{_tail(node.log_path)}",
                 fix="read the node's log; a slow disk or a very large model needs a longer start",
             )
-        return node.registered.result()
+        address = node.registered.result()
+        if node.ended:
+            raise node.lost(node.ended)
+        node.in_use = True
+        return address
 
     def register(self, registration: Registration) -> None:
         """A node serves."""
@@ -183,14 +196,18 @@ class Supervisor:
     async def _watch(self, node: _Node) -> None:
         status = await node.process.wait()
         node.process.kill()  # what the node itself started must not outlive it
-        reason = "ended" if self._closing else node.silent or _cause(status)
+        node.ended = reason = "ended" if self._closing else node.silent or _cause(status)
         self._emit("node_stopped", node=node.plan.name, reason=reason)
-        served = node.registered.done()
-        if not served:
+        if not node.registered.done():
             node.registered.set_exception(node.lost(f"{reason} before it served"))
             node.registered.exception()  # nobody may be waiting for it
-        elif not self._closing:
+        elif node.in_use and not self._closing:
             self._lost(node.plan.name, node.plan.role, node.id, node.lost(reason))
+
+    def _watched(self, watch: asyncio.Task[None]) -> None:
+        self._watches.discard(watch)
+        if not watch.cancelled() and (error := watch.exception()) is not None:
+            self._fail(error)
 
     async def _watch_silence(self) -> None:
         while True:

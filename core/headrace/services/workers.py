@@ -34,10 +34,10 @@ class Workers:
 
     async def tell(self, method: str, message: Message, *, awaiting: str) -> None:
         """Have every worker do something; returns when all that are left have."""
-        await asyncio.gather(*(self._tell(name, method, message, awaiting) for name in list(self._clients)))
+        told = list(self._clients.items())  # one may be lost before its turn comes
+        await asyncio.gather(*(self._tell(name, client, method, message, awaiting) for name, client in told))
 
-    async def _tell(self, name: str, method: str, message: Message, awaiting: str) -> None:
-        client = self._clients[name]
+    async def _tell(self, name: str, client: Client, method: str, message: Message, awaiting: str) -> None:
         try:
             await client.call(method, message, deadline=TELL_DEADLINE, awaiting=f"{name} {awaiting}")
         except WireError:

@@ -1,8 +1,8 @@
 """One ZeroMQ socket on one event loop.
 
 The loop watches the socket's file descriptor; there is no thread, no timer and no task, so an idle socket
-costs nothing. The descriptor is edge-triggered: after every use of the socket its event flags are looked at
-again, which is the invariant that keeps messages from being overlooked.
+costs nothing. The descriptor is edge-triggered: after every use of the socket that did not find it empty its event
+flags are looked at again, which is the invariant that keeps messages from being overlooked.
 """
 
 from __future__ import annotations
@@ -76,19 +76,22 @@ class Endpoint:
 
     def _drain(self) -> None:
         self._again = None
-        drained = False
+        empty = False
         try:
             for _ in range(_BURST):
-                if not self._readable():
-                    drained = True
+                empty = self._socket.closed or not self._receive()
+                if empty:  # a socket that was found empty raises its descriptor again by itself
                     return
-                self._receive()
         finally:
-            if not drained:
+            if not empty:
                 self._look()
 
-    def _receive(self) -> None:
-        head, arrays = [self._socket.recv(_NOBLOCK)], list[memoryview]()
+    def _receive(self) -> bool:
+        """Deliver one message; whether there was one. Trying costs less than asking first."""
+        try:
+            head, arrays = [self._socket.recv(_NOBLOCK)], list[memoryview]()
+        except zmq.Again:
+            return False
         while self._socket.get(_RCVMORE):
             if len(head) < self._head:
                 head.append(self._socket.recv(_NOBLOCK))
@@ -97,3 +100,4 @@ class Endpoint:
             if len(arrays) < self._kept_arrays:
                 arrays.append(frame.buffer)
         self._deliver(head, arrays)
+        return True
