@@ -70,6 +70,7 @@ async def test_only_the_owner_reads_a_node_s_spec_and_only_there_are_the_keys(tm
         max_restarts=0,
         emit=lambda kind, **fields: events.append(fields),
         lost=lambda *_: None,
+        fail=lambda _: None,
     )
     plan = NodePlan(name="storage-0", role="storage", setup=lambda: VersionCall(version=0), python="python", threads=1)
     await supervisor.launch(plan)
