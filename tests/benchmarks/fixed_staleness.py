@@ -26,6 +26,7 @@ class FixedStaleness(MultiVersion):
     def __init__(self, settings: Settings) -> None:
         outstanding = float(max(settings.max_staleness, 1))
         super().__init__(MultiVersion.Settings(max_staleness=settings.max_staleness, outstanding_batches=outstanding))
+        self.settings = settings  # what the job says, not what it becomes
 
     def may_take(self, view: FlowView, chosen: Mapping[int, int]) -> bool:
         return self.admit(view) == 0 and super().may_take(view, chosen)
