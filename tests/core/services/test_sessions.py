@@ -1,0 +1,119 @@
+"""An episode's calls, and what becomes of them when its instance is lost in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from headrace.contract import Completion
+from headrace.errors import WireError
+from headrace.services.messages import Member, Placement, WorkItem
+from headrace.services.session import Instances, Session
+from support.desk import Peer, turns
+
+PROMPT = np.array([1, 2], dtype=np.int32)
+ANSWER = Completion(
+    token_ids=np.array([3], dtype=np.int32), logprobs=np.zeros(1, dtype=np.float32), spans=(), finish_reason="stop"
+)
+
+
+class Bench:
+    """One trajectory at instance ``a``, in lockstep with another."""
+
+    def __init__(self, *, instance: str = "a", attempt: int = 0) -> None:
+        self.peers = {name: Peer(name) for name in ("a", "b", "controller")}
+        member = Member(
+            trajectory=7, task=0, instance=instance, seed=5, attempt=attempt, cohort="rollout-3", cohort_size=2
+        )
+        item = WorkItem(
+            kind="rollout", group=3, version=3, split="train", members=[member], max_new_tokens=4, temperature=1.0
+        )
+        self.instances = Instances(connect=self.peers.__getitem__)  # type: ignore[arg-type]  # calls only
+        self.session = Session(self.instances, self.peers["controller"], worker="w.0", item=item, member=member)  # type: ignore[arg-type]
+
+    async def generate(self) -> asyncio.Task[Completion]:
+        task = asyncio.ensure_future(self.session.generate(PROMPT))
+        await turns()
+        return task
+
+
+async def test_a_call_whose_instance_is_lost_is_made_again_where_the_controller_says() -> None:
+    bench = Bench()
+    answer = await bench.generate()
+    await bench.instances.lost("a")
+    await turns()
+    bench.peers["controller"].answer("place", Placement(instance="b", attempt=1))
+    await turns()
+    bench.peers["b"].answer("generate", ANSWER)
+    assert await answer is ANSWER
+    (_, first), (_, second) = bench.peers["a"].asked + bench.peers["b"].asked
+    assert second.request.version == first.request.version == 3
+    assert second.request.sampling.seed == first.request.sampling.seed == 5
+    assert second.request.request_id != first.request.request_id
+    assert (first.cohort, second.cohort) == ("rollout-3", "")
+
+
+async def test_it_is_made_a_third_time_when_that_one_is_lost_too() -> None:
+    bench = Bench()
+    answer = await bench.generate()
+    await bench.instances.lost("a")
+    await bench.instances.lost("b")
+    await turns()
+    bench.peers["c"] = Peer("c")
+    for place in (Placement(instance="b", attempt=1), Placement(instance="c", attempt=2)):
+        bench.peers["controller"].answer("place", place)
+        await turns()
+    bench.peers["c"].answer("generate", ANSWER)
+    assert await answer is ANSWER
+    assert [request.attempt for _, request in bench.peers["controller"].asked] == [0, 1]
+
+
+async def test_a_member_without_an_instance_asks_for_one_first() -> None:
+    bench = Bench(instance="")
+    answer = await bench.generate()
+    bench.peers["controller"].answer("place", Placement(instance="b", attempt=0))
+    await turns()
+    bench.peers["b"].answer("generate", ANSWER)
+    assert await answer is ANSWER
+
+
+async def test_an_error_of_an_instance_that_is_not_lost_is_the_episode_s() -> None:
+    bench = Bench()
+    answer = await bench.generate()
+    bench.peers["a"].answer("generate", WireError("refused"))
+    with pytest.raises(WireError, match="refused"):
+        await answer
+
+
+async def test_an_episode_that_never_asked_leaves_its_cohort() -> None:
+    bench = Bench()
+    leaving = asyncio.ensure_future(bench.session.withdraw())
+    await turns()
+    bench.peers["a"].answer("withdraw")
+    await leaving
+    assert [request.trajectory for _, request in bench.peers["a"].asked] == [7]
+
+
+async def test_an_episode_that_asked_needs_no_leave_since_its_call_is_cancelled() -> None:
+    bench = Bench()
+    (await bench.generate()).cancel()
+    await bench.session.withdraw()
+    assert [method for method, _ in bench.peers["a"].asked] == ["generate"]
+
+
+@pytest.mark.parametrize("instance", ["", "a"])
+async def test_nobody_is_told_of_a_leave_when_there_is_no_instance(instance: str) -> None:
+    bench = Bench(instance=instance)
+    await bench.instances.lost("a")
+    await bench.session.withdraw()
+    assert bench.peers["a"].asked == []
+
+
+async def test_a_leave_that_its_instance_does_not_survive_is_over() -> None:
+    bench = Bench()
+    leaving = asyncio.ensure_future(bench.session.withdraw())
+    await turns()
+    await bench.instances.lost("a")
+    await leaving
