@@ -125,7 +125,8 @@ def summarise(outcomes: Mapping[Cell, Outcome]) -> list[Summary]:
 
 def cell_job(cell: Cell, model: Path, *, batches: int, prompts: int) -> JobTable:
     """The run of a cell; evaluated before its first batch and after its last."""
-    staleness = {"policy": POLICY, "max_staleness": cell.staleness}
+    outstanding = float(max(cell.staleness, 1))
+    staleness = {"policy": POLICY, "max_staleness": cell.staleness, "outstanding_batches": outstanding}
     job = reinforce_job(model, seed=cell.seed, batches=batches, staleness=staleness)
     job["phase"][0]["algorithm"] = {"use": "grpo", **LOSSES[cell.loss]}
     job["evaluation"] = {"every": batches, "prompts": prompts, "greedy": False}
@@ -195,7 +196,7 @@ def measure(cells: Iterable[Cell], work: Path, *, batches: int, prompts: int) ->
 
 def plot(summaries: Sequence[Summary], file: Path) -> None:
     """Accuracy over measured staleness, a line per loss with the spread as bars; one page that needs nothing else."""
-    import plotly.graph_objects as go
+    import plotly.graph_objects as go  # type: ignore[import-untyped]
 
     figure = go.Figure()
     for loss in LOSSES:

@@ -24,16 +24,19 @@ from headrace.testing.suites.simulation import GROUP_SIZE, Simulation, long_tail
 OUTCOME = Outcome(accuracy=0.8, accuracy_before=0.3, mean_staleness=1.9, max_staleness=2, mean_reward=0.7)
 
 
+def fixed_staleness(bound: int) -> FixedStaleness:
+    return FixedStaleness(FixedStaleness.Settings(max_staleness=bound, outstanding_batches=float(max(bound, 1))))
+
+
 class TestFixedStaleness(StalenessContract):
     @pytest.fixture(params=[0, 1, 2, 8])
     def plugin(self, request: pytest.FixtureRequest) -> StalenessPolicy:
-        return FixedStaleness(FixedStaleness.Settings(max_staleness=request.param))
+        return fixed_staleness(request.param)
 
 
 @pytest.mark.parametrize("bound", [0, 1, 2, 8])
 def test_under_fixed_staleness_every_row_is_as_stale_as_the_bound_allows(bound: int) -> None:
-    policy = FixedStaleness(FixedStaleness.Settings(max_staleness=bound))
-    staleness = Simulation(policy, lengths=long_tailed, batch_groups=4).run(batches=25).staleness
+    staleness = Simulation(fixed_staleness(bound), lengths=long_tailed, batch_groups=4).run(batches=25).staleness
     rows = 4 * GROUP_SIZE
     assert staleness == [min(batch, bound) for batch in range(25) for _ in range(rows)]
 
