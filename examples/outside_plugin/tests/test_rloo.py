@@ -22,12 +22,12 @@ def test_each_reward_is_compared_with_the_mean_of_the_others() -> None:
     assert found.tolist() == [0.75, -0.75, 0.0, 0.0]
 
 
-def test_a_ratio_beyond_the_cap_has_no_gradient() -> None:
+def test_a_ratio_beyond_the_cap_counts_for_the_cap() -> None:
     current = PerToken.of(np.log(np.array([0.5, 0.5])))
     behaviour = {"behaviour_logprobs": np.log(np.array([0.5, 0.1]))}
     output = capped_policy_gradient(
         LossInputs(logprobs=current, weights=np.ones(2), sequence=np.arange(2), sequences=2, columns=behaviour),
         cap=2.0,
     )
-    assert float(output.numerator) == pytest.approx(-(1.0 + 2.0))
-    assert output.numerator.gradient.tolist() == pytest.approx([-1.0, 0.0])
+    assert float(output.numerator) == pytest.approx((1.0 + 2.0) * np.log(2))
+    assert output.numerator.gradient.tolist() == pytest.approx([-1.0, -2.0])

@@ -1,11 +1,11 @@
 """``rloo``: REINFORCE, each trajectory against the mean of the others of its group (arXiv:2402.14740).
 
     advantage of i  =  reward of i  -  mean reward of the group's others
-    numerator       =  - sum over sampled tokens of  advantage * min(current / behaviour, cap)
+    numerator       =  - sum over sampled tokens of  min(current / behaviour, cap) * advantage * log-prob
     denominator     =  scored trajectories of the optimiser step
 
-The ratio is 1 where a row is on policy, and its gradient is then that of the log-prob. A token whose ratio is beyond
-the cap adds no gradient, so that rows of an older version cannot push without bound.
+The ratio has no gradient: it weighs tokens that an older version sampled. It is 1 on policy, and the cap keeps a token
+that has become far more likely from outweighing all others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headrace.contract.columns import BEHAVIOUR_LOGPROBS, DENOMINATOR, GROUP, LO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RlooSettings:
-    """``cap``: the largest importance ratio that still has a gradient, above 1."""
+    """``cap``: what an importance ratio counts for at most, above 1."""
 
     cap: float = 2.0
 
@@ -88,8 +88,6 @@ def advantages(reward: Array, group: Array, *, order: Array) -> Array:
 
 def capped_policy_gradient(inputs: LossInputs, *, cap: float) -> LossOutput:
     """The numerator above; ``policy/ratio_mean`` tells how far rows are off policy."""
-    ratio = (inputs.logprobs - inputs.columns[BEHAVIOUR_LOGPROBS]).exp()
-    numerator = -(inputs.weights * ratio.clip(0.0, cap)).sum()
-    return LossOutput(
-        numerator=numerator, metrics={"policy/ratio_mean": (ratio.detach().sum(), len(inputs.logprobs), "mean")}
-    )
+    ratio = (inputs.logprobs - inputs.columns[BEHAVIOUR_LOGPROBS]).exp().detach()
+    numerator = -(inputs.weights * ratio.clip(0.0, cap) * inputs.logprobs).sum()
+    return LossOutput(numerator=numerator, metrics={"policy/ratio_mean": (ratio.sum(), len(inputs.logprobs), "mean")})
