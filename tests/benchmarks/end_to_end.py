@@ -16,8 +16,10 @@ seconds per batch ``c_i`` takes less wall time per batch than ``max(sum(c_i) / C
 multi_version's own parts, and from the synchronous run's, whose parts do not compete for caches and memory but decode
 in emptier batches. ``of_bound`` is bound / wall time.
 
-The trainer is idle when it waits for a batch or for leave to publish. Where generation costs more than training, the
-bound itself leaves it idle for ``1 - trainer's CPU seconds / bound``, which is reported beside the measured share.
+The trainer is idle while it waits for a batch or for leave to publish, and busy from a batch's start to its end, also
+when other processes have the cores meanwhile. How much of the time it could use a core at the bound's pace is
+``trainer_cpu_share_at_bound``: where generation costs more than training, that is far below 1 under any schedule.
+
 Rewards are means over the batches' answers: equal curves say that the kinds do the same work. Nothing is required
 of the result.
 """
@@ -61,6 +63,8 @@ class Measured:
     cores_busy: float
     """CPU seconds / (wall seconds x cores)."""
     trainer_idle_share: float | None = None
+    trainer_busy_share: float | None = None
+    """What idle and busy leave of 1 is publication, and messages."""
     parts: dict[str, float] | None = None
     """CPU seconds by process; None where there is one."""
     mean_staleness: float | None = None
@@ -76,8 +80,8 @@ class Result:
     overlap_bound_of_synchronous_parts: float
     of_bound: float
     of_bound_of_synchronous_parts: float
-    idle_share_at_bound: float
-    """What the bound leaves of the trainer's time."""
+    trainer_cpu_share_at_bound: float
+    """The trainer's CPU seconds / overlap_bound."""
     speed_to_synchronous: float
     """Batches per wall second: multi_version / synchronous."""
     speed_to_threaded: float
@@ -135,7 +139,7 @@ def compare(kinds: Mapping[str, Measured], *, runs: int, batches: int, trl_skipp
         overlap_bound_of_synchronous_parts=other_bound,
         of_bound=bound / ours.wall_seconds,
         of_bound_of_synchronous_parts=other_bound / ours.wall_seconds,
-        idle_share_at_bound=1 - ours.parts["trainer"] / bound,
+        trainer_cpu_share_at_bound=ours.parts["trainer"] / bound,
         speed_to_synchronous=synchronous.wall_seconds / ours.wall_seconds,
         speed_to_threaded=kinds[THREADED].wall_seconds / ours.wall_seconds,
         speed_to_trl=None if trl is None else trl.wall_seconds / ours.wall_seconds,
@@ -172,6 +176,7 @@ def measure(job: JobTable, run: Path) -> Measured:
         rewards=curve([batch["reward/mean"] for batch in batches]),
         cores_busy=sum(used.values()) / (wall * CORES),
         trainer_idle_share=sum(batch["trainer/wait_seconds"] for batch in counted) / wall,
+        trainer_busy_share=sum(batch["train/seconds"] for batch in counted) / wall,
         parts=parts,
         mean_staleness=statistics.mean(batch["staleness/mean"] for batch in counted),
     )
@@ -319,7 +324,7 @@ def show(result: Result) -> None:
         f"of synchronous parts {result.overlap_bound_of_synchronous_parts:.3f} s, "
         f"{result.of_bound_of_synchronous_parts:.2f}"
     )
-    print(f"at the bound the trainer would be idle for {result.idle_share_at_bound:.0%}")
+    print(f"at the bound the trainer would use a core for {result.trainer_cpu_share_at_bound:.0%} of the time")
     print(f"multi_version is {result.speed_to_synchronous:.2f} x synchronous", end=", ")
     print(f"{result.speed_to_threaded:.2f} x synchronous with 2 threads")
     if result.trl_skipped is not None:

@@ -83,7 +83,7 @@ def test_ratios_are_of_batches_per_second_and_of_the_bound() -> None:
     result = end_to_end.compare(kinds, runs=1, batches=2, trl_skipped=None)
     assert result.overlap_bound == result.of_bound == pytest.approx(0.8)
     assert result.of_bound_of_synchronous_parts == pytest.approx(0.6)
-    assert result.idle_share_at_bound == pytest.approx(0.0)
+    assert result.trainer_cpu_share_at_bound == pytest.approx(1.0)
     assert (result.speed_to_synchronous, result.speed_to_threaded, result.speed_to_trl) == (1.5, 1.2, 2.5)
     assert (result.cpu_to_trl, result.reward_gap_to_trl) == (pytest.approx(2.0), 0.0)
 
