@@ -55,8 +55,8 @@ class Ragged:
 
     def __post_init__(self) -> None:
         offsets = self.offsets
-        if offsets.ndim != 1 or len(offsets) == 0 or offsets[0] != 0:
-            raise ValueError(f"Ragged.offsets must be 1-D and start at 0, got {offsets!r}")
+        if offsets.ndim != 1 or len(offsets) == 0 or offsets[0] != 0 or offsets.dtype.kind != "i":
+            raise ValueError(f"Ragged.offsets must be 1-D signed integers that start at 0, got {offsets!r}")
         if offsets[-1] != len(self.values) or np.any(np.diff(offsets) < 0):
             raise ValueError(f"Ragged.offsets must rise to len(values) = {len(self.values)}, got {offsets!r}")
 

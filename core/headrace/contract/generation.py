@@ -36,8 +36,8 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     """A sampled stop token ends the response and is part of it."""
     seed: int = 0
-    """The draw of token ``t`` depends on ``(seed, t)`` and the distribution alone, never on
-    which other requests share the batch."""
+    """0 ≤ seed < 2**63. The draw of token ``t`` depends on ``(seed, t)`` and the distribution alone, never on which
+    other requests share the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,4 +99,4 @@ class EngineHealth:
     generated_tokens: int
     """Since start."""
     digests: dict[int, str] = field(default_factory=dict)
-    """Digest of the weights received per live version (:class:`WeightManifest`)."""
+    """Digest of the weights received per live version (:class:`WeightManifest`); none for those it started with."""

@@ -24,7 +24,8 @@ class Storage(Plugin, ABC):
     @abstractmethod
     def put(self, batch: Batch) -> int:
         """Store every column of every row; other columns of these rows stay as they are. Returns the bytes stored.
-        The arrays belong to the storage afterwards: it copies a view that would pin more memory than it needs."""
+        The arrays belong to the storage afterwards: it copies a view that would pin more memory than it needs.
+        ContractError, and nothing stored, when the batch names a row twice or a column has another dtype or shape."""
 
     @abstractmethod
     def get(self, rows: Sequence[int], columns: Sequence[str]) -> Batch:
