@@ -112,12 +112,12 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring):
             if request.request_id in known:
                 raise ValueError(f"request {request.request_id!r} is open already")
             known.add(request.request_id)
-            self._check(request, max_length=session.max_length, vocabulary=session.config.vocab_size)
+            self._check(request, vocabulary=session.config.vocab_size)
         self._open.update((request.request_id, request.version) for request in requests)
         accepted = tuple(requests)
         session.worker.post(lambda scheduler: scheduler.submit(accepted))
 
-    def _check(self, request: GenerationRequest, *, max_length: int, vocabulary: int) -> None:
+    def _check(self, request: GenerationRequest, *, vocabulary: int) -> None:
         sampling, prompt = request.sampling, request.prompt
         if not sampling.temperature > 0 or sampling.max_new_tokens < 1 or not 0 <= sampling.seed < 2**64:
             raise ValueError(f"temperature > 0, max_new_tokens >= 1 and a 64-bit seed expected, got {sampling}")
@@ -127,12 +127,6 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring):
             raise self._error(
                 f"request {request.request_id!r} asks for version {request.version}; live are {sorted(self._live)}",
                 fix="commit that version first, or ask for a live one",
-            )
-        if len(prompt) >= max_length:
-            raise self._error(
-                f"the prompt of request {request.request_id!r} has {len(prompt)} tokens, which leaves no room "
-                f"for a response in a context of {max_length} (version {request.version})",
-                fix="drop or shorten that prompt, or raise max_length",
             )
         if prompt.min() < 0 or prompt.max() >= vocabulary:
             raise self._error(

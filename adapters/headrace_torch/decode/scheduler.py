@@ -49,9 +49,10 @@ class Scheduler:
         """Forget a version that no request uses."""
         del self._batches[version]
 
-    def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queue requests for live versions."""
-        self._waiting.extend(requests)
+    def submit(self, requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
+        """Queue requests for live versions; those whose prompts leave no room for a token are over at once."""
+        self._waiting.extend(r for r in requests if len(r.prompt) < self._max_length)
+        return [_empty(r, "length") for r in requests if len(r.prompt) >= self._max_length]
 
     @torch.inference_mode()
     def score(self, version: int, tokens: Array, temperature: float) -> Array:

@@ -48,12 +48,13 @@ class WeightUpdate(ABC):
 
     @abstractmethod
     async def apply(self, name: str, tensor: Array) -> None:
-        """Stage one tensor, by its Hugging Face name. Serving is not disturbed."""
+        """Stage one tensor, by its Hugging Face name. Serving is not disturbed. What is wrong with a tensor may be told
+        here or at :meth:`commit`; applying it again, right, mends it."""
 
     @abstractmethod
     async def commit(self) -> None:
-        """Make the version servable. EngineError when a tensor of the manifest is missing or of another
-        shape; the engine then still serves what it served before."""
+        """Make the version servable; an engine with one live version replaces it. EngineError when a tensor of the
+        manifest is missing or of another shape; the engine then still serves what it served before."""
 
     @abstractmethod
     async def abort(self) -> None:
@@ -78,8 +79,8 @@ class InferenceEngine(Plugin, ABC):
 
     @abstractmethod
     async def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Accept requests, all at once and in this order. EngineError, and none accepted, when a request's
-        version is not live or its prompt leaves no room for a token."""
+        """Accept requests, all at once and in this order. EngineError, and none accepted, when a request's version is
+        not live. A prompt that leaves no room for a token in the context is answered by no token and ``length``."""
 
     @abstractmethod
     def outputs(self) -> AsyncIterator[list[GenerationOutput]]:

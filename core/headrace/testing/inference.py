@@ -86,8 +86,12 @@ class FakeInferenceEngine(InferenceEngine, MultiVersion):
     async def submit(self, requests: Sequence[GenerationRequest]) -> None:
         for request in requests:
             self._check(request)
-        self._open |= {request.request_id: Running(request) for request in requests}
-        self._work.set()
+        accepted = [Running(request) for request in requests]
+        self._open |= {running.request.request_id: running for running in accepted if self._room(running.request) > 0}
+        if over := [self._output(running, "length") for running in accepted if self._room(running.request) < 1]:
+            self._outputs.put_nowait(over)
+        if self._open:
+            self._work.set()
 
     async def outputs(self) -> AsyncIterator[list[GenerationOutput]]:
         while (outputs := await self._outputs.get()) is not None:
@@ -136,12 +140,10 @@ class FakeInferenceEngine(InferenceEngine, MultiVersion):
                 f"request {request.request_id!r} asks for version {request.version}; live are {sorted(self._models)}",
                 fix="commit that version first",
             )
-        room = self._models[request.version].max_length - len(request.prompt)
-        if room < 1:
-            raise EngineError(
-                f"the prompt of request {request.request_id!r} has {len(request.prompt)} tokens, which leaves no room",
-                fix="shorten it",
-            )
+
+    def _room(self, request: GenerationRequest) -> int:
+        """Tokens that the answer may have."""
+        return min(request.sampling.max_new_tokens, self._models[request.version].max_length - len(request.prompt))
 
     async def _decode(self) -> None:
         try:
@@ -178,8 +180,7 @@ class FakeInferenceEngine(InferenceEngine, MultiVersion):
         self._generated += 1
         if token in sampling.stop_token_ids:
             return "stop"
-        room = min(sampling.max_new_tokens, model.max_length - len(request.prompt))
-        return "length" if len(running.tokens) >= room else None
+        return "length" if len(running.tokens) >= self._room(request) else None
 
     def _draw(self, logprobs: Array, running: Running, place: int) -> int:
         return draw(logprobs, seed=running.request.sampling.seed, position=len(running.tokens))

@@ -230,12 +230,14 @@ class TestAcceptsHalf(Broken):
                 await super().submit([request])
 
 
-class TestAcceptsAnyLength(Broken):
-    breaks = "test_a_prompt_that_leaves_no_room_is_refused"
+class TestRefusesWhatIsTooLong(Broken):
+    breaks = "test_a_prompt_that_leaves_no_room_ends_with_length"
 
     class Kind(FakeInferenceEngine):
         def _check(self, request: GenerationRequest) -> None:
-            super()._check(replace(request, prompt=request.prompt[:1]))
+            super()._check(request)
+            if self._room(request) < 1:
+                raise EngineError("a prompt leaves no room for a token")
 
 
 class TestCountsNoTokens(Broken):

@@ -215,11 +215,20 @@ class InferenceEngineContract(WeightUpdateRules):
             health = await served.engine.health()
         check(health.running + health.waiting == 0, f"{health.running} requests run and {health.waiting} wait")
 
-    @rule("A prompt that leaves no room for a token is an EngineError.")
-    async def test_a_prompt_that_leaves_no_room_is_refused(self, plugin: InferenceEngine, model_path: str) -> None:
+    @rule("A prompt that leaves no room for a token is answered by no token and `length`, and holds no other up.")
+    async def test_a_prompt_that_leaves_no_room_ends_with_length(
+        self, plugin: InferenceEngine, model_path: str
+    ) -> None:
         async with self.serving(plugin, model_path) as served:
-            prompt = np.full(served.context, served.vocabulary - 1, dtype=np.int32)
-            await raises_async(EngineError, served.engine.submit([request("a", prompt)]))
+            full, longer = (
+                request(f"a-{more}", np.full(served.context + more, served.vocabulary - 1, dtype=np.int32))
+                for more in (0, 17)
+            )
+            *over, other = await served.generate(full, longer, *served.requests("b", 1))
+        check(len(other.tokens) == 12, f"the request that came with them has {len(other.tokens)} of 12 tokens")
+        for answer in over:
+            found = (answer.reason, len(answer.tokens), answer.spans)
+            check(found == ("length", 0, []), f"finish reason, tokens and spans are {found}")
 
     @rule("`health` tells the requests that are open, the tokens generated since start, and the share of KV in use.")
     async def test_health_counts_what_the_engine_does(self, plugin: InferenceEngine, model_path: str) -> None:
