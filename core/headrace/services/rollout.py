@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -20,6 +20,7 @@ from headrace.contract import (
     EngineHealth,
     FinishReason,
     GenerationOutput,
+    GenerationRequest,
     InferenceContext,
     InferenceEngine,
     MultiVersion,
@@ -28,6 +29,7 @@ from headrace.contract import (
     WeightReceiver,
     WeightTransport,
 )
+from headrace.errors import ContractError
 from headrace.registry import build
 from headrace.services.cohorts import Cohorts
 from headrace.services.messages import (
@@ -53,12 +55,25 @@ class _Pending:
     """One request the engine is working on: its pieces so far and who waits for them."""
 
     done: asyncio.Future[Completion]
-    version: int
+    count: int = 0
+    """Tokens so far."""
     token_ids: list[Array] = field(default_factory=list)
     logprobs: list[Array] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
 
     def add(self, output: GenerationOutput) -> None:
+        """The next piece. ContractError when it is not one: tokens whose place is in doubt are never trained on."""
+        tokens, stop = len(output.token_ids), self.count + len(output.token_ids)
+        begins, ends = [s.start for s in output.spans], [s.stop for s in output.spans]
+        if len(output.logprobs) != tokens or [*begins, stop] != [self.count, *ends]:
+            raise ContractError(
+                f"an output has {tokens} tokens, {len(output.logprobs)} log-probs and spans "
+                f"{list(zip(begins, ends, strict=True))}, where tokens from {self.count} on were due",
+                origin=f"request {output.request_id}",
+                fix="an output holds what is new since the one before it; test_streamed_pieces_join_to_the_whole of "
+                "headrace.testing.suites shows how",
+            )
+        self.count = stop
         self.token_ids.append(output.token_ids)
         self.logprobs.append(output.logprobs)
         self.spans.extend(output.spans)
@@ -114,9 +129,11 @@ class RolloutService(NodeService):
         self._pending: dict[str, _Pending] = {}
         self._outputs: asyncio.Task[None] | None = None
         self._loading = asyncio.Lock()
-        self._cohorts = Cohorts(submit=engine.submit, supervise=self.supervise, name=self.name)
+        self._open: dict[str, int] = {}
+        """Requests the engine has and has not ended, also those that nobody waits for any more → their version."""
+        self._cohorts = Cohorts(submit=self._submit, supervise=self.supervise, name=self.name)
         self._left = asyncio.Event()
-        """Set whenever a request has left."""
+        """Set whenever the engine has ended a request."""
 
     async def start(self) -> None:
         setup = self._setup
@@ -136,21 +153,30 @@ class RolloutService(NodeService):
     @rpc
     async def generate(self, call: GenerateCall) -> Completion:
         """The whole completion of one request."""
-        pending = _Pending(asyncio.get_running_loop().create_future(), call.request.version)
+        pending = _Pending(asyncio.get_running_loop().create_future())
         self._pending[call.request.request_id] = pending
         try:
             if not call.cohort:
-                await self._engine.submit([call.request])
+                await self._submit([call.request])
                 return await pending.done
             with self._cohorts.get(call.cohort, call.cohort_size).entered(call.trajectory, call.request) as late:
                 if late:
-                    await self._engine.submit([call.request])
+                    await self._submit([call.request])
                 return await pending.done
         finally:
             if not pending.done.done():
                 await self._engine.abort([call.request.request_id])
             del self._pending[call.request.request_id]
-            self._left.set()
+
+    async def _submit(self, requests: Sequence[GenerationRequest]) -> None:
+        opened = {request.request_id: request.version for request in requests}
+        self._open |= opened
+        try:
+            await self._engine.submit(requests)
+        except BaseException:  # cancelled too: the engine has none of them; raised again
+            for request_id in opened:
+                self._open.pop(request_id, None)
+            raise
 
     @rpc
     async def withdraw(self, call: WithdrawCall) -> None:
@@ -160,10 +186,18 @@ class RolloutService(NodeService):
     async def _collect(self) -> None:
         async for outputs in self._engine.outputs():
             for output in outputs:
+                if output.finish_reason is not None:
+                    self._open.pop(output.request_id, None)
+                    self._left.set()
                 pending = self._pending.get(output.request_id)
                 if pending is None or pending.done.done():
                     continue
-                pending.add(output)
+                try:
+                    pending.add(output)
+                except ContractError as error:
+                    pending.done.set_exception(error)
+                    await self._engine.abort([output.request_id])
+                    continue
                 if output.finish_reason is not None:
                     pending.done.set_result(pending.completion(output.finish_reason))
 
@@ -206,7 +240,7 @@ class RolloutService(NodeService):
     async def retire_version(self, call: VersionCall) -> None:
         """Forget a version. The controller asks when nobody is pinned to it any more; requests that were given up a
         moment ago may still be on their way out."""
-        while any(p.version == call.version for p in self._pending.values()):
+        while call.version in self._open.values():
             self._left.clear()
             await self._left.wait()
         if isinstance(self._engine, MultiVersion):
