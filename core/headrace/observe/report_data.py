@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -114,8 +115,8 @@ def _newest(records: Iterable[Record], *, key: Callable[[Record], Hashable]) -> 
 
 def _job(path: Path) -> Mapping[str, Any]:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError) as error:
+        return msgspec.convert(json.loads(path.read_bytes()), dict[str, Any])  # a job may say inf
+    except (OSError, ValueError) as error:
         raise RunError(f"{path} does not read as a job: {error}", fix="restore it, or move it away") from error
 
 

@@ -164,7 +164,7 @@ class RolloutService(NodeService):
                     await self._submit([call.request])
                 return await pending.done
         finally:
-            if not pending.done.done():
+            if not pending.done.done() or pending.done.cancelled():  # whoever stops waiting for it cancels it
                 await self._engine.abort([call.request.request_id])
             del self._pending[call.request.request_id]
 
