@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import Any
 
 import numpy as np
@@ -32,10 +32,12 @@ TURNS = 20
 
 
 class Peer:
-    """A client of a node: what is asked waits for :meth:`answer`, or for :meth:`close`."""
+    """A client of a node: what is asked waits for :meth:`answer`, or for :meth:`close`; but methods that are answered
+    ``at_once``, with nothing."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, at_once: Collection[str] = ()) -> None:
         self.address = address
+        self._at_once = at_once
         self.closed = False
         self.asked: list[tuple[str, Any]] = []
         self._waiting: list[tuple[str, asyncio.Future[Any]]] = []
@@ -45,6 +47,8 @@ class Peer:
             raise WireError(f"the client of {self.address} is closed")
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.asked.append((method, request))
+        if method in self._at_once:
+            return None
         self._waiting.append((method, future))
         return await future
 
@@ -107,6 +111,7 @@ class Desk:
     ) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.peers: dict[str, Peer] = {}
+        self.at_once = {"retire_version"}
         self.failures: list[BaseException] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.fleet = Fleet(emit=self.emit, spawn=self.spawn, connect=self.connect, temperature=1.0, tolerance=1.0)  # type: ignore[arg-type]  # calls only
@@ -147,7 +152,7 @@ class Desk:
         return [fields for name, fields in self.events if name == kind]
 
     def connect(self, address: str) -> Peer:
-        return self.peers.setdefault(address, Peer(address))
+        return self.peers.setdefault(address, Peer(address, self.at_once))
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.ensure_future(work)

@@ -1,10 +1,11 @@
-"""What the supervisor writes for a node is for that node alone."""
+"""What the supervisor writes for a node is for that node alone; and whether a node is lost, and started again."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import msgspec
 import pytest
 
 from headrace.contract import Launcher, NodeLaunch, NodeProcess, NoSettings
-from headrace.services.messages import NodeSpec, VersionCall
+from headrace.errors import RunError
+from headrace.services.messages import NodeSpec, Registration, VersionCall
 from headrace.services.supervisor import NodePlan, Supervisor
 from headrace.wire import Network
+from support.desk import turns
 
 
 class Ended(NodeProcess):
@@ -81,3 +84,152 @@ async def test_only_the_owner_reads_a_node_s_spec_and_only_there_are_the_keys(tm
     assert network.keys is not None
     for secret in (network.keys.server_secret, network.keys.client_secret):
         assert not any(secret in text for text in (repr(launch), repr(events), repr(spec)))
+
+
+# ---------------------------------------------------------------- lost nodes
+
+
+class Process(NodeProcess):
+    """Ends when the test says so."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self.killed = False
+        self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    async def wait(self) -> int:
+        return await self.over
+
+    def terminate(self) -> None:
+        self.end(-15)
+
+    def kill(self) -> None:
+        self.killed = True
+        self.end(-9)
+
+    def end(self, status: int) -> None:
+        if not self.over.done():
+            self.over.set_result(status)
+
+
+class Nodes(Launcher):
+    """A supervisor of one node, whose processes end and register when the test says so."""
+
+    def __init__(self, directory: Path, *, max_restarts: int = 2) -> None:
+        super().__init__(NoSettings())
+        self.processes: list[Process] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.lost: list[tuple[str, str]] = []
+        self.failures: list[BaseException] = []
+        self.supervisor = Supervisor(
+            self,
+            network=Network.create(str(directory), host=None),
+            logs=directory,
+            controller="",
+            max_restarts=max_restarts,
+            emit=lambda kind, **fields: self.emit(kind, **fields),
+            lost=lambda name, role, process, error: self.lost.append((process, error.message)),
+            fail=self.failures.append,
+        )
+
+    async def launch(self, node: NodeLaunch) -> NodeProcess:
+        self.processes.append(Process(len(self.processes)))
+        return self.processes[-1]
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        self.events.append((kind, fields))
+
+    async def start(self) -> None:
+        await self.supervisor.launch(PLAN)
+
+    def register(self, start: int = 0) -> None:
+        node = f"storage-0.{start}"
+        self.supervisor.register(Registration(node=node, pid=start, address=f"at {node}"))
+
+
+PLAN = NodePlan(name="storage-0", role="storage", setup=lambda: VersionCall(version=0), python="python", threads=1)
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path) -> AsyncIterator[Nodes]:
+    nodes = Nodes(tmp_path)
+    await nodes.start()
+    yield nodes
+    await nodes.supervisor.close()
+
+
+async def test_a_node_that_served_and_is_gone_is_lost_once_with_its_cause(nodes: Nodes) -> None:
+    nodes.register()
+    assert await nodes.supervisor.address("storage-0") == "at storage-0.0"
+    nodes.processes[0].end(-9)
+    await turns()
+    assert nodes.lost == [("storage-0.0", "node storage-0 (pid 0) was killed by signal 9")]
+    assert nodes.processes[0].killed, "what the node started must not outlive it"
+
+
+async def test_a_node_that_ends_before_it_serves_is_not_lost_but_fails_who_waits(nodes: Nodes) -> None:
+    waiting = asyncio.ensure_future(nodes.supervisor.address("storage-0"))
+    await turns()
+    nodes.processes[0].end(1)
+    with pytest.raises(RunError, match="ended with status 1 before it served"):
+        await waiting
+    assert nodes.lost == []
+
+
+async def test_a_node_that_ends_before_anybody_knew_where_it_served_fails_who_asks(nodes: Nodes) -> None:
+    waiting = asyncio.ensure_future(nodes.supervisor.address("storage-0"))
+    await turns()
+    nodes.register()
+    nodes.processes[0].end(1)
+    with pytest.raises(RunError, match="ended with status 1"):
+        await waiting
+    assert nodes.lost == []
+
+
+async def test_a_lost_node_is_started_again_as_another_process(nodes: Nodes) -> None:
+    nodes.processes[0].end(1)
+    restarting = asyncio.ensure_future(nodes.supervisor.restart("storage-0"))
+    await turns()
+    nodes.register(0)  # of the old process, on its way
+    await turns()
+    assert not restarting.done()
+    nodes.register(1)
+    assert await restarting == "at storage-0.1"
+    assert [fields["pid"] for kind, fields in nodes.events if kind == "node_started"] == [0, 1]
+
+
+async def test_a_node_that_dies_as_it_starts_is_started_again_until_it_was_started_too_often(nodes: Nodes) -> None:
+    nodes.processes[0].end(1)
+    restarting = asyncio.ensure_future(nodes.supervisor.restart("storage-0"))
+    for start in (1, 2):
+        await turns()
+        nodes.processes[start].end(1)
+    with pytest.raises(RunError, match="was lost 3 times") as stopped:
+        await restarting
+    assert "max_restarts" in stopped.value.fix
+
+
+async def test_ended_nodes_are_not_lost_nodes(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
+    await nodes.start()
+    nodes.register()
+    await nodes.supervisor.address("storage-0")
+    await nodes.supervisor.close()
+    assert nodes.lost == []
+    assert nodes.events[-1] == ("node_stopped", {"node": "storage-0", "reason": "ended"})
+
+
+async def test_a_supervisor_that_cannot_say_what_happened_ends_the_run(nodes: Nodes) -> None:
+    def full(kind: str, **fields: Any) -> None:
+        raise RunError("cannot write events.jsonl")
+
+    nodes.register()
+    await nodes.supervisor.address("storage-0")
+    nodes.emit = full  # type: ignore[method-assign]
+    nodes.processes[0].end(1)
+    await turns()
+    assert [str(error) for error in nodes.failures] == ["cannot write events.jsonl"]
