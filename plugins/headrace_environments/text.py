@@ -9,11 +9,12 @@ reward pays only for an answer that the policy itself ended.
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import string
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -34,7 +35,11 @@ from headrace_environments.tokenizer import TextTokenizer
 
 PROMPTS_KEPT = 64
 """Prompts whose tokens are remembered."""
+LONG_TEXT = 1 << 14
+"""Characters that are made into tokens in a thread: on the event loop they would hold up everything else."""
 
+A = TypeVar("A")
+B = TypeVar("B")
 Scorer: TypeAlias = Callable[[Task, Episode], Score]
 Origin: TypeAlias = Callable[[str], str]
 
@@ -60,6 +65,7 @@ class TextEnvironment(Environment, Demonstrations):
         if isinstance(self.settings, ChatSettings) and self.settings.chat:
             self._chat = ChatTemplate.load(context.model_path, system=self.settings.system)
         self._prompts: dict[str, Array] = {}
+        self._asking = asyncio.Lock()
         self._prepare(context.directory, lambda key: f"[environment] {key} = {getattr(self.settings, key)!r}")
         self.check()
 
@@ -81,7 +87,8 @@ class TextEnvironment(Environment, Demonstrations):
         return record
 
     async def run(self, task: Task, session: GenerationSession) -> Episode:
-        prompt = self._prompt(task)
+        async with self._asking:  # the other members of a group wait for the first one's tokens
+            prompt = await _aside(self._prompt, task, long=len(task.data["prompt"]) >= LONG_TEXT)
         completion = await session.generate(prompt, stop_token_ids=self.tokenizer.stops)
         if len(completion.token_ids) != len(completion.logprobs):
             raise ContractError(
@@ -89,7 +96,9 @@ class TextEnvironment(Environment, Demonstrations):
                 origin=f"task {task.id}",
                 fix="an inference engine must give one log-prob per sampled token",
             )
-        return Episode.single_turn(prompt, completion, text=self.tokenizer.decode(completion.token_ids))
+        tokens = completion.token_ids
+        text = await _aside(self.tokenizer.decode, tokens, long=len(tokens) >= LONG_TEXT)
+        return Episode.single_turn(prompt, completion, text=text)
 
     def score(self, task: Task, episode: Episode) -> Score:
         return self._scorer(task, episode)
@@ -122,12 +131,13 @@ class TextEnvironment(Environment, Demonstrations):
     def _prompt(self, task: Task) -> Array:
         """int32 [P], not to be written to: what the policy is asked with. All members of a group ask the same."""
         text = task.data["prompt"]
-        if text not in self._prompts:
+        prompt = self._prompts.get(text)
+        if prompt is None:
             if len(self._prompts) >= PROMPTS_KEPT:
                 self._prompts.clear()
             prompt = self._prompts[text] = self._encoded(text)
             prompt.flags.writeable = False
-        return self._prompts[text]
+        return prompt
 
     def _encoded(self, text: str) -> Array:
         if self._chat is None:
@@ -163,6 +173,11 @@ class TextEnvironment(Environment, Demonstrations):
             )
 
         return scorer
+
+
+async def _aside(function: Callable[[A], B], argument: A, *, long: bool) -> B:
+    """``function(argument)``, in a thread when it takes ``long``."""
+    return await asyncio.to_thread(function, argument) if long else function(argument)
 
 
 def exact(task: Task, episode: Episode) -> Score:

@@ -20,7 +20,10 @@ from support.whole_runs import PHASE_TWO, events, follow, pid_of
 
 Start = Callable[..., Any]
 
-TIMES = {"time", "epoch", "train/seconds", "trainer/wait_seconds", "trainer/idle_share", "flow/live_versions"}
+TIMES = {
+    *("time", "epoch", "train/seconds", "trainer/wait_seconds", "trainer/idle_share", "flow/live_versions"),
+    "nodes/max_loop_lag_seconds",
+}
 """Metrics that depend on the clock; how long an old version lives depends on its evaluation's."""
 
 

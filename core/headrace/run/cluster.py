@@ -42,7 +42,9 @@ class Cluster:
     """The controller's own copy: it is only asked for sizes of splits."""
     model_path: str
 
-    def __init__(self, job: Job, directory: RunDirectory, *, emit: Callable[..., Any]) -> None:
+    def __init__(
+        self, job: Job, directory: RunDirectory, *, emit: Callable[..., Any], notice: Callable[[str], None]
+    ) -> None:
         self._job = job
         self._directory = directory
         self._emit = emit
@@ -64,6 +66,7 @@ class Cluster:
             fleet=self.fleet,
             max_failed_share=job.environment.max_failed_share,
             max_attempts=job.environment.max_attempts,
+            notice=notice,
         )
         self._recovery: Recovery | None = None
         self._server = self._network.server(self.controller, "controller")

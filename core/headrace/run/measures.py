@@ -59,12 +59,15 @@ class Measures:
                 "trainer/idle_share": wait_seconds / elapsed,
                 "flow/in_flight": counts.in_flight,
                 "flow/buffered": counts.buffered,
+                "flow/buffered_bytes": self._flow.nbytes,
                 "flow/dropped": sum(counts.dropped.values()),
                 "flow/live_versions": len(self._flow.live_versions()),
+                "nodes/max_loop_lag_seconds": tally.loop_lag,
             },
             phase=self._phase.name,
             version=lease.version,
             step=step,
         )
         tally.response_tokens = 0
+        tally.loop_lag = 0.0
         tally.failed.clear()

@@ -94,7 +94,7 @@ async def _until_stopped(run: _Run) -> tuple[str, str]:
     loop = asyncio.get_running_loop()
     asked: list[str] = []
     training: list[TrainingLoop] = []
-    cluster = Cluster(run.job, run.directory, emit=run.journal.emit)
+    cluster = Cluster(run.job, run.directory, emit=run.journal.emit, notice=run.journal.notice)
     running = asyncio.ensure_future(_run(run, cluster, training.append))
 
     def stop(name: str) -> None:

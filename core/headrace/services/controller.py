@@ -42,6 +42,8 @@ from headrace.services.worker import WORK_POLL_SECONDS
 from headrace.wire import rpc
 
 LEASE_SECONDS = 3600.0
+LAG_ALARM = 2.0
+"""Seconds for which an event loop may stand still before a person is told: calls to it wait as long, and time out."""
 EARLY_WINDOW = 16
 """Scores that are judged together before the first phase gives out work."""
 
@@ -51,6 +53,8 @@ class Tally:
     """Counted since the last reading."""
 
     response_tokens: int = 0
+    loop_lag: float = 0.0
+    """Seconds by which the event loop of any node was late, at most."""
     failed: Counter[str] = field(default_factory=Counter)
     """Trajectories that failed or could not be scored, by reason."""
 
@@ -59,7 +63,13 @@ class Controller:
     """Serves nodes; the run's loop drives it."""
 
     def __init__(
-        self, *, emit: Callable[..., Any], fleet: Fleet, max_failed_share: float = 1.0, max_attempts: int = 1
+        self,
+        *,
+        emit: Callable[..., Any],
+        fleet: Fleet,
+        max_failed_share: float = 1.0,
+        max_attempts: int = 1,
+        notice: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.supervisor: Supervisor | None = None
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -68,6 +78,7 @@ class Controller:
         self.storage = ""
         """Address of the storage unit that has the rows; "" while there is none."""
         self._emit = emit
+        self._notice = notice
         self._fleet = fleet
         self._groups: Groups | None = None
         self._board = WorkBoard()
@@ -77,6 +88,8 @@ class Controller:
         self._publishable: asyncio.Future[None] | None = None
         self._failures = FailureShare(window=EARLY_WINDOW, limit=max_failed_share)
         self._to_free: list[int] = []
+        self._slow: set[str] = set()
+        """Processes whose event loop stood still; each is told of once."""
         fleet.changed = self.pump
 
     # ------------------------------------------------------------ nodes
@@ -92,6 +105,13 @@ class Controller:
         """A node lives."""
         assert self.supervisor is not None
         self.supervisor.heartbeat(beat)
+        self.tally.loop_lag = max(self.tally.loop_lag, beat.loop_lag)
+        if beat.loop_lag > LAG_ALARM and beat.node not in self._slow:
+            self._slow.add(beat.node)
+            self._notice(
+                f"the event loop of {beat.node} stood still for {beat.loop_lag:.1f} s: calls to it wait as long; "
+                "look for a plugin that computes or waits outside of a thread, or for a machine with too few cores"
+            )
 
     @rpc
     async def next_work(self, request: WorkRequest) -> WorkItem | None:

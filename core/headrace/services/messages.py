@@ -59,7 +59,7 @@ class Heartbeat(Message, frozen=True):
     node: str
     """Id of the process."""
     loop_lag: float
-    """Seconds by which the node's event loop was late, at most since the last heartbeat."""
+    """Seconds by which the node's event loop was late since the last heartbeat, at most."""
 
 
 # ---------------------------------------------------------------- rollout nodes
