@@ -34,7 +34,7 @@ from headrace.services.worker import WorkerService
 from headrace.wire import Network, rpc
 from headrace_environments.jsonl import Jsonl, JsonlSettings
 from headrace_environments.text import LONG_TEXT
-from support.desk import Desk
+from support.desk import Desk, turns
 
 DEADLINE = 30.0
 
@@ -97,9 +97,14 @@ async def test_H04_a_text_of_128k_tokens_is_worked_on_beside_the_event_loop(
 async def test_H04_the_members_of_a_group_share_the_tokens_of_their_long_prompt(
     environment: Jsonl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoded = []
+    encoded: list[int] = []
     original = environment._encoded
-    monkeypatch.setattr(environment, "_encoded", lambda text: encoded.append(len(text)) or original(text))
+
+    def counted(text: str) -> Array:
+        encoded.append(len(text))
+        return original(text)
+
+    monkeypatch.setattr(environment, "_encoded", counted)
     task = environment.task(0, split="train")
     await asyncio.gather(*(environment.run(task, Session()) for _ in range(8)))
     assert encoded == [128 << 10]
@@ -230,7 +235,7 @@ async def test_H06_a_group_that_is_cancelled_leaves_no_task_behind_its_judge_and
             await asyncio.to_thread((tmp_path / "begun").read_bytes)  # returns when the first is being judged
             await service.cancel(CancelGroups(groups=[0]))
             while tasks() != before:
-                await asyncio.sleep(0)
+                await turns()
         assert (tmp_path / "judged").read_text() == "x"
         assert "GroupFailed" not in desk.entries, "a group that nobody wants has not failed"
     finally:

@@ -212,11 +212,16 @@ class Supervisor:
     async def _watch_silence(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            for node in self._nodes.values():
-                silence = time.monotonic() - node.heard
-                if node.registered.done() and not node.silent and silence > HEARTBEAT_DEADLINE:
-                    node.silent = f"sent no heartbeat for {silence:.0f} s and was killed"
-                    node.process.kill()
+            self.kill_silent(time.monotonic())
+
+    def kill_silent(self, now: float) -> None:
+        """Kill the nodes that served and have not been heard of since long before ``now``, a monotonic time. One that
+        is still starting has :data:`START_DEADLINE`, and is not asked for heartbeats."""
+        for node in self._nodes.values():
+            silence = now - node.heard
+            if node.registered.done() and not node.silent and silence > HEARTBEAT_DEADLINE:
+                node.silent = f"sent no heartbeat for {silence:.0f} s and was killed"
+                node.process.kill()
 
 
 def _write_private(path: Path, data: bytes) -> None:
