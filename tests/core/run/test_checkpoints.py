@@ -126,6 +126,15 @@ def test_a_checkpoint_with_a_file_that_was_not_written_with_it_is_refused(tmp_pa
         read(path)
 
 
+@pytest.mark.parametrize("file", ["manifest.json", "state.json"])
+def test_a_checkpoint_whose_words_are_no_text_is_refused(tmp_path: Path, file: str) -> None:
+    path = write(tmp_path)
+    words = (path / file).read_bytes()
+    (path / file).write_bytes(words.replace(b"a", b"\xe1", 1))
+    with pytest.raises(RunError, match="version-00000001"):
+        read(path)
+
+
 def test_a_checkpoint_cut_short_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path)
     weights = path / "trainer" / "weights"

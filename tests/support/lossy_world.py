@@ -1,0 +1,394 @@
+"""A controller, its fleet and its recovery among workers, instances and a storage unit that may be lost at any moment.
+
+What a process says is on its way until it is delivered, also when the process is gone by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from headrace.contract import StalenessPolicy
+from headrace.errors import HeadraceError, RunError, WireError
+from headrace.flow import BatchLease, Flow
+from headrace.observe.events import EventLog
+from headrace.run.recovery import Recovery
+from headrace.services.controller import Controller
+from headrace.services.fleet import Fleet
+from headrace.services.messages import PlaceCall, Placement, Report, VersionCall, WorkItem, WorkRequest, node_id
+from headrace.services.storage import StorageClient
+from headrace.services.workers import Workers
+from support.desk import Peer, failed, finished, loaded, plan, published, stored, turns
+
+STORAGE = "storage-0"
+
+
+@dataclass(eq=False)
+class Play:
+    """A group at a worker. ``places``: trajectory → (address, attempt), or the controller's answer to come."""
+
+    item: WorkItem
+    places: dict[int, tuple[str, int] | asyncio.Task[Placement]]
+    done: set[int] = field(default_factory=set)
+
+
+class InstancePeer(Peer):
+    """An instance: loads when the world says so, retires at once."""
+
+    def __init__(self, address: str, *, live_versions: int) -> None:
+        super().__init__(address)
+        self.serves: set[int] = set()
+        self._live_versions = live_versions
+
+    async def call(self, method: str, request: Any = None, **told: Any) -> Any:
+        if method == "retire_version" and not self.closed:
+            assert isinstance(request, VersionCall)
+            self.serves.discard(request.version)
+            return None
+        return await super().call(method, request, **told)
+
+    def load(self, *, live: set[int]) -> None:
+        """The oldest version asked for arrives, unless the trainer has retired it."""
+        version = next(r.version for (m, r), (_, f) in zip(self.asked, self._waiting, strict=True) if not f.done())
+        if version not in live:
+            self.answer("load_version", WireError(f"version {version} was retired"))
+            return
+        if self._live_versions == 1:
+            self.serves.clear()
+        self.serves.add(version)
+        self.answer("load_version", loaded(version))
+
+
+class Worker(Peer):
+    """A process of an environment worker."""
+
+    def __init__(self, address: str, storage: str) -> None:
+        super().__init__(address)
+        self.storage = storage
+        self.alive = True
+        self.lost: set[str] = set()
+        self.asking: asyncio.Task[WorkItem | None] | None = None
+        self.plays: list[Play] = []
+        self.mail: list[Any] = []
+
+    def hear(self) -> None:
+        """The oldest of the controller's words arrives."""
+        number = next(n for n, (_, future) in enumerate(self._waiting) if not future.done())
+        method, request = self.asked[number]
+        if method == "instance_lost":
+            self.lost.add(request.address)
+        else:
+            self.storage = request.address
+        self.answer(method)
+
+    @property
+    def is_told(self) -> bool:
+        return any(not future.done() for _, future in self._waiting)
+
+
+class World:
+    """Satisfies :class:`headrace.run.recovery.Nodes`; is its supervisor, trainer and processes."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        policy: StalenessPolicy,
+        sizes: tuple[int, int],
+        live_versions: list[int],
+        workers: int,
+        max_attempts: int,
+    ) -> None:
+        self.log = EventLog(directory / "events.jsonl")
+        self.emit = self.log.emit
+        self.up: dict[str, int] = {}
+        """Node → its present process."""
+        self.starting: dict[str, asyncio.Future[str]] = {}
+        self.peers: dict[str, Any] = {}
+        self.rows: set[int] = set()
+        self.live = {0}
+        self.batches = 0
+        self._starts: dict[str, int] = {}
+        self._live_versions = {f"rollout-{n}": live for n, live in enumerate(live_versions)}
+        self._workers = [f"environment-{n}" for n in range(workers)]
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._batch: asyncio.Task[BatchLease] | None = None
+        self._read = False
+        self._leave: asyncio.Task[None] | None = None
+        self.fleet = Fleet(
+            emit=self.emit,
+            spawn=self.spawn,
+            connect=self.peers.__getitem__,
+            temperature=1.0,
+            tolerance=1.0,
+        )
+        self.controller = Controller(emit=self.emit, fleet=self.fleet, max_attempts=max_attempts)
+        self.workers = Workers(self.peers.__getitem__)
+        self.trainer: Any = self
+        self.supervisor: Any = self
+        batch_groups, group_size = sizes
+        self.flow = Flow(policy=policy, batch_groups=batch_groups, group_size=group_size)
+        self._policy = policy
+        self._recovery = Recovery(self)
+
+    async def begin(self) -> None:
+        """Every node serves version 0, and the phase begins."""
+        self.emit("run_started", job="lossy", seed=0, instances=list(self._live_versions))
+        self.controller.storage = self._serve(STORAGE)
+        self.storage = StorageClient(self.controller.storage, connect=Peer)  # type: ignore[arg-type]  # calls only
+        self.emit("version_published", version=0, digest="d0", nbytes=1)
+        self.fleet.published(published(0))
+        for name in self._live_versions:
+            self.join(name, self._serve(name))
+        loading = asyncio.ensure_future(self.fleet.load_everywhere(0))
+        await turns()
+        for name in self._live_versions:
+            self._peer(name).load(live=self.live)
+        await loading
+        for name in self._workers:
+            self.workers.add(name, self._serve(name))
+        flow = self.flow
+        self.emit(
+            "phase_started",
+            phase="rl",
+            algorithm="grpo",
+            policy="any",
+            max_staleness=self._policy.max_staleness,
+            batch_groups=flow.batch_groups,
+            group_size=flow.group_size,
+            rollout=True,
+            version=0,
+            steps=100,
+        )
+        self.fleet.follow(flow)
+        self.controller.begin_phase(flow, plan())
+
+    # ------------------------------------------------------------ what recovery works on
+
+    def join(self, name: str, address: str) -> None:
+        self.fleet.join(name, address, slots=3, live_versions=self._live_versions[name])
+
+    def fail(self, error: BaseException) -> None:
+        raise AssertionError("the run fails") from error
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> None:
+        self._tasks.add(asyncio.ensure_future(work))
+
+    async def restart(self, name: str) -> str:
+        self.starting[name] = asyncio.get_running_loop().create_future()
+        return await self.starting[name]
+
+    async def call(self, method: str, request: Any, **_: Any) -> None:
+        assert method == "storage_moved"
+
+    # ------------------------------------------------------------ processes
+
+    def _serve(self, name: str) -> str:
+        start = self._starts[name] = self._starts.get(name, -1) + 1
+        address = node_id(name, start)
+        role = name.rpartition("-")[0]
+        self.emit("node_started", node=name, role=role, pid=start)
+        if role == "rollout":
+            self.peers[address] = InstancePeer(address, live_versions=self._live_versions[name])
+        elif role == "environment":
+            self.peers[address] = Worker(address, self.storage.address)
+        self.up[name] = start
+        return address
+
+    def _peer(self, name: str) -> Any:
+        return self.peers[node_id(name, self.up[name])]
+
+    def lose(self, name: str) -> None:
+        """A process is gone."""
+        process = node_id(name, self.up.pop(name))
+        if name == STORAGE:
+            self.rows.clear()
+        elif name in self._workers:
+            self.peers[process].alive = False
+        self.emit("node_stopped", node=name, reason="was killed by signal 9")
+        self._recovery.lost(name, name.rpartition("-")[0], process, RunError("gone"))
+
+    def _comes_back(self, name: str) -> None:
+        self.starting.pop(name).set_result(self._serve(name))
+
+    # ------------------------------------------------------------ what may happen next
+
+    async def step(self, random: Random, *, failures: bool) -> None:
+        """One thing, or nothing when there is nothing."""
+        possible = list(self._possible(failures=failures))
+        if possible:
+            result = random.choice(possible)()
+            if asyncio.iscoroutine(result):
+                await result
+        await turns()
+        self.check()
+
+    def check(self) -> None:
+        """Nothing went wrong in the background."""
+        if self.controller.failed.done():
+            self.controller.failed.result()
+        for task in [task for task in self._tasks if task.done()]:
+            self._tasks.discard(task)
+            task.result()
+        counts = self.flow.counts()
+        dropped = sum(counts.dropped.values())
+        assert counts.dispatched == counts.trained + counts.buffered + counts.in_flight + dropped
+
+    def _possible(self, *, failures: bool) -> Iterator[Callable[[], Any]]:
+        for name in self.starting:
+            yield lambda name=name: self._comes_back(name)
+        for name in self._live_versions:
+            if name in self.up and (peer := self._peer(name)).waits("load_version"):
+                yield lambda peer=peer: peer.load(live=self.live)
+        for peer in list(self.peers.values()):
+            if isinstance(peer, Worker):
+                if peer.mail:
+                    yield lambda peer=peer: self._deliver(peer)
+                if peer.alive:
+                    yield from self._working(peer, failures=failures)
+        yield from self._training()
+
+    # ------------------------------------------------------------ workers
+
+    def _working(self, worker: Worker, *, failures: bool) -> Iterator[Callable[[], Any]]:
+        if worker.is_told:
+            yield worker.hear
+        if worker.asking is None:
+            yield lambda: self._ask(worker)
+        elif worker.asking.done():
+            yield lambda: self._receive(worker)
+        for play in worker.plays:
+            for trajectory in play.places:
+                if trajectory not in play.done and self._can_go_on(worker, play, trajectory):
+                    yield lambda play=play, trajectory=trajectory: self._go_on(worker, play, trajectory)
+            if len(play.done) == len(play.places) and self._has_storage(worker):
+                yield lambda play=play: self._store(worker, play)
+            if failures:
+                yield lambda play=play: self._give_up(worker, play)
+
+    def _ask(self, worker: Worker) -> None:
+        worker.asking = asyncio.ensure_future(self.controller.next_work(WorkRequest(worker=worker.address)))
+
+    def _receive(self, worker: Worker) -> None:
+        asking, worker.asking = worker.asking, None
+        assert asking is not None
+        item = asking.result()
+        if item is not None:
+            worker.plays.append(Play(item, {m.trajectory: (m.instance, m.attempt) for m in item.members}))
+
+    def _can_go_on(self, worker: Worker, play: Play, trajectory: int) -> bool:
+        """Unless it waits for the controller, or for an instance that is gone without the worker knowing."""
+        place = play.places[trajectory]
+        if isinstance(place, asyncio.Task):
+            return place.done()
+        name, _, start = place[0].rpartition(".")
+        return not place[0] or place[0] in worker.lost or self.up.get(name) == int(start)
+
+    def _go_on(self, worker: Worker, play: Play, trajectory: int) -> None:
+        place, item = play.places[trajectory], play.item
+        if isinstance(place, asyncio.Task):
+            try:
+                play.places[trajectory] = (place.result().instance, place.result().attempt)
+            except HeadraceError:
+                self._give_up(worker, play)
+        elif not place[0] or place[0] in worker.lost:
+            call = PlaceCall(
+                worker=worker.address,
+                version=item.version,
+                group=item.group,
+                trajectory=trajectory,
+                attempt=place[1],
+                evaluation=False,
+            )
+            play.places[trajectory] = placing = asyncio.ensure_future(self.controller.place(call))
+            placing.add_done_callback(lambda done: done.cancelled() or done.exception())  # its worker may be lost
+        elif item.version in self.peers[place[0]].serves:
+            play.done.add(trajectory)
+            worker.mail.append(finished(item, trajectory))
+        else:
+            assert not self.flow.knows(item.group), f"{place[0]} is asked for version {item.version}"
+            self._give_up(worker, play)
+
+    def _has_storage(self, worker: Worker) -> bool:
+        return STORAGE in self.up and worker.storage == node_id(STORAGE, self.up[STORAGE])
+
+    def _store(self, worker: Worker, play: Play) -> None:
+        worker.plays.remove(play)
+        self.rows.update(play.places)
+        worker.mail.append(stored(play.item, worker.storage))
+
+    def _give_up(self, worker: Worker, play: Play) -> None:
+        worker.plays.remove(play)
+        worker.mail.append(failed(play.item))
+
+    async def _deliver(self, worker: Worker) -> None:
+        mail, worker.mail = worker.mail, []
+        await self.controller.report(Report(worker=worker.address, entries=mail))
+
+    # ------------------------------------------------------------ trainer
+
+    @property
+    def is_training(self) -> bool:
+        """Whether a batch was read, or its version waits to be published."""
+        return self._read or self._leave is not None
+
+    def _training(self) -> Iterator[Callable[[], Any]]:
+        if self._leave is not None:
+            if self._leave.done():
+                yield self._publish
+        elif self._batch is None:
+            yield self._take
+        elif self._batch.done():
+            if self._read:
+                yield self._train
+            elif STORAGE in self.up:
+                yield self._read_rows
+
+    def _take(self) -> None:
+        self._batch = asyncio.ensure_future(self.controller.take_batch())
+
+    def _read_rows(self) -> None:
+        assert self._batch is not None
+        lease = self._batch.result()
+        if self.rows.issuperset(lease.rows):
+            self._read = True
+        else:
+            self._batch = None
+            self.controller.batch_lost(lease)
+
+    def _train(self) -> None:
+        assert self._batch is not None
+        lease, self._batch, self._read = self._batch.result(), None, False
+        self.controller.free(self.flow.trained(lease.lease))
+        self.emit(
+            "batch_trained",
+            version=lease.version,
+            groups=lease.groups,
+            rows=lease.rows,
+            applied=True,
+            optimizer_steps=1,
+            started=0.0,
+            finished=1.0,
+            wait_seconds=0.0,
+        )
+        self.batches += 1
+        self._leave = asyncio.ensure_future(self.controller.publishable())
+
+    def _publish(self) -> None:
+        assert self._leave is not None
+        self._leave.result()
+        self._leave, version = None, self.flow.view().version + 1
+        self.fleet.published(published(version))
+        self.live.add(version)
+        self.emit("version_published", version=version, digest=f"d{version}", nbytes=1)
+        self.flow.published(version)
+        self.controller.pump()
+        self.rows.difference_update(self.controller.rows_to_free())
+        for old in self.flow.retirable():
+            self.flow.retired(old)
+            self.live.discard(old)
+            self.emit("version_retired", version=old)
