@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 
 from headrace.config import Job
+from headrace.errors import RunError
 from headrace.hooks import Observer
 from headrace.observe.epochs import standing_events
 from headrace.observe.events import EventLog
@@ -19,6 +21,8 @@ from headrace.observe.records import EvaluationRecord
 from headrace.registry import build
 from headrace.run.checkpoint import RunState
 from headrace.run.directory import RunDirectory
+
+log = logging.getLogger(__name__)
 
 
 class Journal:
@@ -82,10 +86,13 @@ class Journal:
         }
 
     def finish(self, status: str, reason: str) -> None:
-        """The last event."""
-        self.emit("run_finished", status=status, reason=reason)
-        for log in (self._events, self._metrics, self._evaluations):
-            log.close()
+        """The last event. A log that a full disk has ended does without, so that everything else still ends well."""
+        try:
+            self.emit("run_finished", status=status, reason=reason)
+        except (RunError, ValueError) as error:  # ValueError: it was closed when it was refused an earlier event
+            log.error("the end of the run is not in its event log: %s", error)
+        for record_log in (self._events, self._metrics, self._evaluations):
+            record_log.close()
 
     def close(self, status: str, summary: dict[str, Any]) -> None:
         """Tell observers and close them."""

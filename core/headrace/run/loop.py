@@ -85,7 +85,6 @@ class TrainingLoop:
             last = number + 1 == len(phases)
             model = self._p.directory.models / ("final" if last else phases[number].name)
             await self._p.save(model, kind="export")
-        await self._settle()
         return True
 
     # ------------------------------------------------------------ weights
@@ -151,6 +150,7 @@ class TrainingLoop:
         self._next_trajectory = flow.next_group * flow.group_size
         await self._cancel(p.controller.end_phase("phase_ended"))
         await self._free_rows()
+        await self._settle()  # an evaluation may be under way, and the next phase's flow knows nothing of its pin
         return True
 
     async def _begin_on_trainer(self, began: PhaseRun) -> None:

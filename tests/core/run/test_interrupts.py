@@ -1,0 +1,126 @@
+"""SIGINT and SIGTERM end a run as they should, and never leave its processes behind."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.run import runner
+from support.desk import turns
+
+
+class Cluster:
+    """Trains until it is interrupted; its end waits for the test."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.started = asyncio.Event()
+        self.may_close = asyncio.Event()
+        self.closing = self.closed = False
+
+    async def start(self) -> None:
+        await self.started.wait()
+
+    async def guard(self, work: Any) -> bool:
+        return bool(await work)
+
+    async def close(self) -> None:
+        self.closing = True
+        await self.may_close.wait()
+        self.closed = True
+
+
+class Loop:
+    """Ends its batch when the test says so."""
+
+    def __init__(self) -> None:
+        self.stopping = False
+        self.batch_ends = asyncio.Event()
+
+    def stop(self) -> None:
+        self.stopping = True
+
+
+class Running:
+    """A run up to its signals."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cluster, self.loop = Cluster(), Loop()
+        self.notices: list[str] = []
+
+        async def train(run: Any, cluster: Any, trains: Any) -> bool:
+            trains(self.loop)
+            await self.loop.batch_ends.wait()
+            return not self.loop.stopping
+
+        monkeypatch.setattr(runner, "Cluster", lambda *_, **__: self.cluster)
+        monkeypatch.setattr(runner, "_train", train)
+        monkeypatch.setattr(runner, "_announce", lambda run: None)
+        journal = SimpleNamespace(emit=None, notice=self.notices.append)
+        run = runner._Run(None, None, journal, None)  # type: ignore[arg-type]  # neither is used
+        self.result = asyncio.ensure_future(runner._until_stopped(run))
+
+    async def trains(self) -> None:
+        self.cluster.started.set()
+        await turns()
+
+    async def interrupt(self, number: signal.Signals = signal.SIGINT) -> None:
+        signal.raise_signal(number)
+        await turns()
+
+    async def end(self) -> tuple[str, str]:
+        assert self.cluster.closing
+        assert not self.result.done()
+        self.cluster.may_close.set()
+        result = await self.result
+        assert self.cluster.closed
+        return result
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_the_first_signal_lets_the_batch_end(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    running = Running(monkeypatch)
+    await running.trains()
+    await running.interrupt(number)
+    assert running.loop.stopping
+    assert "interrupt again" in running.notices[0]
+    assert not running.cluster.closing
+    running.loop.batch_ends.set()
+    await turns()
+    assert await running.end() == ("stopped", number.name)
+
+
+async def test_the_second_signal_ends_the_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = Running(monkeypatch)
+    await running.trains()
+    await running.interrupt()
+    await running.interrupt()
+    assert await running.end() == ("stopped", "SIGINT")
+
+
+async def test_before_training_begins_one_signal_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = Running(monkeypatch)
+    await turns()
+    await running.interrupt()
+    assert await running.end() == ("stopped", "SIGINT")
+
+
+async def test_no_signal_interrupts_the_end_of_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = Running(monkeypatch)
+    await running.trains()
+    for _ in range(5):
+        await running.interrupt()
+    assert await running.end() == ("stopped", "SIGINT")
+
+
+async def test_a_run_that_was_completed_before_the_signals_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = Running(monkeypatch)
+    await running.trains()
+    running.loop.batch_ends.set()
+    await turns()
+    await running.interrupt()
+    await running.interrupt()
+    assert await running.end() == ("completed", "")
