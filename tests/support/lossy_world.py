@@ -211,6 +211,8 @@ class World:
             self.peers[process].alive = False
         self.emit("node_stopped", node=name, reason="was killed by signal 9")
         self._recovery.lost(name, name.rpartition("-")[0], process, RunError("gone"))
+        if name in self._workers:
+            self._ask(self.peers[process])  # it was on its way
 
     def _comes_back(self, name: str) -> None:
         self.starting.pop(name).set_result(self._serve(name))
