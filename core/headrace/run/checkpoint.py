@@ -155,14 +155,14 @@ def verify(path: Path) -> None:
 
 def _whole(path: Path) -> Checkpoint:
     """A verified one. RunError when another version of Headrace wrote it."""
+    fix = "resume with the version of Headrace that wrote it"
     state = (path / STATE).read_bytes()
-    if (found := msgspec.json.decode(state, type=_Format).format) != FORMAT:
-        raise RunError(
-            f"checkpoint {path} has format {found}, expected {FORMAT}",
-            origin=str(path),
-            fix="resume with the version of Headrace that wrote it",
-        )
-    return Checkpoint(path, msgspec.json.decode(state, type=RunState))
+    try:
+        if (found := msgspec.json.decode(state, type=_Format).format) != FORMAT:
+            raise RunError(f"checkpoint {path} has format {found}, expected {FORMAT}", origin=str(path), fix=fix)
+        return Checkpoint(path, msgspec.json.decode(state, type=RunState))
+    except msgspec.DecodeError as error:
+        raise RunError(f"checkpoint {path} is whole and not understood: {error}", origin=str(path), fix=fix) from error
 
 
 def newest(checkpoints: Path, *, announced: Collection[str]) -> Checkpoint:

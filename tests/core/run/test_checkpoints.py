@@ -268,6 +268,14 @@ def test_one_of_another_format_is_refused_with_what_to_do_and_no_older_one_is_ta
     assert stopped.value.fix == "resume with the version of Headrace that wrote it"
 
 
+def test_one_that_is_whole_and_not_understood_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    rewritten(path, step="other words")
+    with pytest.raises(RunError, match="whole and not understood") as stopped:
+        newest(tmp_path, announced=[path.name])
+    assert stopped.value.fix == "resume with the version of Headrace that wrote it"
+
+
 @pytest.mark.parametrize("keep", [1, 2, 3, 9])
 def test_the_newest_n_are_kept(tmp_path: Path, keep: int) -> None:
     paths = [write(tmp_path, version) for version in (8, 9, 10, 11)]
