@@ -36,8 +36,8 @@ def publish(flow: Flow) -> None:
 
 def test_H07_an_instance_that_is_done_gets_the_next_trajectory_whoever_had_the_others() -> None:
     """Two instances of one slot, 8 trajectories, every other one ten times as long: dealt in turn, instance ``a`` would
-    get every long one and take 200. Without the look-ahead, whose queue hides round trips: a queue of one is 100 % here.
-    """
+    get every long one and take 200. Without the look-ahead, whose queue hides round trips: here it would be as long as
+    what is decoded."""
     policy = MultiVersion(MultiVersion.Settings(max_staleness=1))
     flow = Flow(policy=policy, batch_groups=8, group_size=1, lookahead=1.0)
     for name in "ab":

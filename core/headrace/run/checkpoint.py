@@ -26,10 +26,12 @@ from headrace.contract import Batch
 from headrace.errors import RunError
 from headrace.flow import FlowState
 from headrace.observe.records import EvaluationRecord
+from headrace.run.tasks import TasksIdentity
 from headrace.wire import decode, encode
 
 MANIFEST, STATE, TRAINER = "manifest.json", "state.json", "trainer"
 FORMAT = 1
+REPLACED = ".replaced"
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """Of the job file: relative paths in plugin settings are relative to it."""
     events: int
     """How many events were in force."""
+    tasks: TasksIdentity
+    """What the positions in the flow are positions in."""
     phase: int
     """Index in the job's phases."""
     step: int
@@ -109,6 +113,8 @@ def staging(path: Path) -> Path:
 def complete(hidden: Path, path: Path, state: RunState, rows: Sequence[Batch]) -> None:
     """Finish a checkpoint whose ``trainer`` part has been written to ``hidden``, and give it its name. RunError when
     the disk refuses it; then nothing has the name."""
+    replaced = path.with_name(f".{path.name}{REPLACED}")
+    shutil.rmtree(replaced, ignore_errors=True)
     try:
         for number, batch in enumerate(rows):
             frames = [bytes(frame) for frame in encode(batch)]
@@ -118,9 +124,11 @@ def complete(hidden: Path, path: Path, state: RunState, rows: Sequence[Batch]) -
         (hidden / MANIFEST).write_bytes(msgspec.json.encode(manifest))
         for written in [hidden, *hidden.rglob("*")]:
             _sync(written)
-        shutil.rmtree(path, ignore_errors=True)
+        if path.exists():  # of the same version, after a batch that was skipped or a resume
+            path.rename(replaced)
         hidden.rename(path)
         _sync(path.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(hidden, ignore_errors=True)
         raise _unwritable(path, error) from error
@@ -169,6 +177,7 @@ def newest(checkpoints: Path, *, announced: Collection[str]) -> Checkpoint:
     """The newest that is whole, of those whose names the event log has ``announced``: the log must say what a run was
     resumed from. Those that are damaged are named in the log. RunError when there is none, or when another version of
     Headrace wrote it."""
+    _put_back(checkpoints)
     for path in sorted(checkpoints.glob("version-*"), reverse=True):
         if path.name not in announced:
             continue  # its run died between the two
@@ -183,6 +192,14 @@ def newest(checkpoints: Path, *, announced: Collection[str]) -> Checkpoint:
         origin=str(checkpoints.parent),
         fix="start the job anew; [checkpoint] every says how often a checkpoint is written",
     )
+
+
+def _put_back(checkpoints: Path) -> None:
+    """What was put aside for another of its name, by a process that died before that one had it."""
+    for aside in checkpoints.glob(f".version-*{REPLACED}"):
+        path = aside.with_name(aside.name[1 : -len(REPLACED)])
+        if not path.exists():
+            aside.rename(path)
 
 
 def prune(completed: Path, *, keep: int) -> None:

@@ -18,6 +18,7 @@ from headrace.run.directory import RunDirectory
 from headrace.run.plans import capacity, self_check_tolerance
 from headrace.run.recovery import Recovery
 from headrace.run.seeds import derive_seed
+from headrace.run.tasks import TasksIdentity, identify
 from headrace.services.controller import Controller
 from headrace.services.fleet import Fleet
 from headrace.services.messages import RolloutSetup, ScratchModel, TrainerSetup, WorkerSetup
@@ -39,7 +40,8 @@ class Cluster:
     storage: StorageClient
     supervisor: Supervisor
     environment: Environment
-    """The controller's own copy: it is only asked for sizes of splits."""
+    """The controller's own copy: it is only asked which tasks there are."""
+    tasks: TasksIdentity
     model_path: str
 
     def __init__(
@@ -217,6 +219,7 @@ class Cluster:
             EnvironmentContext(model_path=self.model_path, seed=self._job.job.seed, directory=spec.directory)
         )
         self.environment = environment
+        self.tasks = identify(environment)
 
     def join(self, name: str, address: str) -> None:
         """A rollout node serves."""

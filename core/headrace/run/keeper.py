@@ -37,6 +37,7 @@ class Keeper:
         return RunState(
             directory=p.job.directory,
             events=p.journal.event_count,
+            tasks=p.tasks,
             phase=began.number,
             step=step,
             model_path=began.model_path,

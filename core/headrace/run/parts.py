@@ -13,6 +13,7 @@ from headrace.run.directory import RunDirectory
 from headrace.run.evaluation import Evaluator
 from headrace.run.journal import Journal
 from headrace.run.measures import Measures
+from headrace.run.tasks import TasksIdentity
 from headrace.services.controller import Controller
 from headrace.services.fleet import Fleet
 from headrace.services.groups import GroupPlan
@@ -39,6 +40,7 @@ class Parts:
     journal: Journal
     directory: RunDirectory
     plan: Callable[[Phase], GroupPlan]
+    tasks: TasksIdentity
 
     async def save(self, path: Path, *, kind: SaveKind) -> None:
         """Have the trainer write its weights."""

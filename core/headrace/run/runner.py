@@ -28,6 +28,7 @@ from headrace.run.loop import TrainingLoop
 from headrace.run.measures import Measures
 from headrace.run.parts import Parts
 from headrace.run.plans import evaluation_plan, group_plan, held_out_tasks
+from headrace.run.tasks import require_same
 
 INTERRUPTED = 130
 
@@ -145,6 +146,8 @@ def _announce(run: _Run) -> None:
 async def _train(run: _Run, cluster: Cluster, trains: Callable[[TrainingLoop], None]) -> bool:
     """The whole job on a started cluster; whether it was completed."""
     job = run.job
+    if run.resumed is not None:
+        require_same(run.resumed.state.tasks, cluster.tasks)
     parts = Parts(
         job=job,
         controller=cluster.controller,
@@ -163,6 +166,7 @@ async def _train(run: _Run, cluster: Cluster, trains: Callable[[TrainingLoop], N
         journal=run.journal,
         directory=run.directory,
         plan=lambda phase: group_plan(job, phase, cluster.environment),
+        tasks=cluster.tasks,
     )
     loop = TrainingLoop(parts)
     trains(loop)

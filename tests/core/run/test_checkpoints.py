@@ -22,6 +22,7 @@ from headrace.flow.records import FlowState, StoredGroup
 from headrace.observe.records import EvaluationRecord, EvaluationSample
 from headrace.run import checkpoint as checkpoints
 from headrace.run.checkpoint import RunState, complete, newest, prune, read, staging
+from headrace.run.tasks import TasksIdentity
 
 ROWS = Batch(
     rows=np.array([6, 7], dtype=np.int64),
@@ -38,6 +39,7 @@ def state(version: int) -> RunState:
     return RunState(
         directory="",
         events=17,
+        tasks=TasksIdentity(sizes={"train": None, "evaluation": 8}, digest="t"),
         phase=0,
         step=version,
         model_path="model",
