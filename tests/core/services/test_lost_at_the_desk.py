@@ -174,6 +174,24 @@ async def test_a_lost_worker_s_evaluation_item_is_asked_anew_with_requests_of_it
     assert heard == [done]
 
 
+async def test_an_evaluated_answer_of_a_lost_instance_goes_on_where_its_version_is_served_then() -> None:
+    desk = await Desk(instances=1).begin()
+    desk.controller.end_phase("phase_ended")
+    desk.fleet.follow(None)  # nothing rolls out
+    lose(desk, "rollout-0")
+    item = WorkItem(
+        kind="evaluation", group=1, version=0, split="evaluation", members=[], max_new_tokens=4, temperature=1.0
+    )
+    placing = asyncio.ensure_future(desk.controller.place(place_call(item, 3, evaluation=True, attempt=2)))
+    await turns()
+    assert not placing.done()
+    peer = desk.join("rollout-0", start=1)
+    await turns()
+    peer.answer("load_version", loaded(0))
+    place = await placing
+    assert (place.instance, place.attempt) == ("rollout-0.1", 3)
+
+
 async def test_a_group_whose_every_task_is_poison_is_still_given_a_task() -> None:
     desk = await Desk(max_attempts=1, task_index=lambda g: g % 2, next_task=lambda task: (task + 1) % 2).begin()
     desk.controller.attempts.quarantine.update({0, 1})
