@@ -119,7 +119,7 @@ def new_directory(path: str, *, marker: str) -> Iterator[Path]:
     """A directory to fill that becomes ``path`` once complete and on disk.
 
     What ``path`` held before is replaced if it has a file ``marker``, that is if it is an earlier save; RunError
-    protects anything else.
+    protects anything else. OSError when the disk refuses it, and nothing is left then.
     """
     target = Path(path).absolute()
     if target.exists() and not (target / marker).exists() and any(target.iterdir()):
@@ -136,6 +136,8 @@ def new_directory(path: str, *, marker: str) -> Iterator[Path]:
         else:
             partial.rename(target)
         _sync(target.parent)
+    except SafetensorError as error:  # whose class says nothing of a full disk, only its words do
+        raise OSError(f"{error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -183,7 +183,7 @@ class _Auditor:
             "events": log.events,
             "void_events": self._void_seen,
             "resumed": log.epoch,
-            "seconds": log.last_time - log.first_time,
+            "seconds": max(0.0, log.last_time - log.first_time),
             "status": log.end.status if log.end else None,
             "cut_short": cut_short,
             "lost_nodes": dict(sorted(log.lost.items())),

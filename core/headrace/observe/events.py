@@ -10,13 +10,13 @@ what had happened after the checkpoint was taken stays in the file but is void.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 import msgspec
 
+from headrace import clock
 from headrace.errors import RunError
 from headrace.observe.lines import LineReader, RecordLog, last_line
 
@@ -341,7 +341,7 @@ class EventLog:
         than its own; RunError when the disk refuses it."""
         if fields.keys() != FIELDS.get(kind):
             raise _misuse(kind, fields)
-        event = {"seq": self._seq, "time": time.time(), "epoch": self._epoch, "kind": kind, **fields}
+        event = {"seq": self._seq, "time": clock.now(), "epoch": self._epoch, "kind": kind, **fields}
         self._writer.write(event)
         self._seq += 1
         return event

@@ -76,8 +76,9 @@ class RunData:
     job: Mapping[str, Any] = field(default_factory=dict)
 
     def since_start(self, unix_seconds: float) -> float:
-        """A wall-clock time on the run's own clock."""
-        return unix_seconds - self.started
+        """A wall-clock time on the run's own clock. A resume, or a node that was started again, may have another idea
+        of the time of day."""
+        return max(0.0, unix_seconds - self.started)
 
     @property
     def base_version(self) -> int:

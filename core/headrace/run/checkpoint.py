@@ -31,7 +31,7 @@ from headrace.wire import decode, encode
 
 MANIFEST, STATE, TRAINER = "manifest.json", "state.json", "trainer"
 FORMAT = 1
-REPLACED = ".replaced"
+PARTIAL, REPLACED = ".partial", ".replaced"
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Checkpoint:
 
 def staging(path: Path) -> Path:
     """Where the checkpoint that will be ``path`` is written; what an interrupted attempt left there is removed."""
-    hidden = path.with_name(f".{path.name}.partial")
+    hidden = path.with_name(f".{path.name}{PARTIAL}")
     shutil.rmtree(hidden, ignore_errors=True)
     try:
         hidden.mkdir(parents=True)
@@ -130,6 +130,7 @@ def complete(hidden: Path, path: Path, state: RunState, rows: Sequence[Batch]) -
         _sync(path.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
+        _put_back(path.parent)
         shutil.rmtree(hidden, ignore_errors=True)
         raise _unwritable(path, error) from error
 
@@ -195,7 +196,7 @@ def newest(checkpoints: Path, *, announced: Collection[str]) -> Checkpoint:
 
 
 def _put_back(checkpoints: Path) -> None:
-    """What was put aside for another of its name, by a process that died before that one had it."""
+    """What was put aside for another of its name, which did not get as far as to have it."""
     for aside in checkpoints.glob(f".version-*{REPLACED}"):
         path = aside.with_name(aside.name[1 : -len(REPLACED)])
         if not path.exists():
@@ -209,6 +210,8 @@ def prune(completed: Path, *, keep: int) -> None:
     kept = [name for name in names if name <= completed.name][-keep:]
     for name in set(names).difference(kept):
         shutil.rmtree(completed.with_name(name))
+    for abandoned in completed.parent.glob(f".version-*{PARTIAL}"):
+        shutil.rmtree(abandoned)  # by a process that was killed
 
 
 def _names(checkpoint: Path) -> list[str]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace import clock
 from headrace.config import EvaluationConfig
 from headrace.observe.records import EvaluationRecord
 from headrace.observe.records import EvaluationSample as KeptSample
@@ -82,7 +82,7 @@ class Evaluator:
         current = _Round(
             version=version,
             done=asyncio.get_running_loop().create_future(),
-            started=time.time(),
+            started=clock.now(),
             open_items={item.group for item in items},
         )
         current.done.add_done_callback(lambda _: finished())
@@ -159,7 +159,7 @@ class Evaluator:
             prompts=self._plan.tasks,
             failed=dict(current.failed),
             started=current.started,
-            finished=time.time(),
+            finished=clock.now(),
         )
         self.results[current.version] = result
         current.done.set_result(result)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from headrace import clock
 from headrace.config import Job
 from headrace.errors import RunError
 from headrace.hooks import Observer
@@ -63,7 +63,7 @@ class Journal:
 
     def metrics(self, values: dict[str, float], *, phase: str, version: int, step: int) -> None:
         """Append a metrics record and show it to observers."""
-        record = {"time": time.time(), "phase": phase, "version": version, "step": step, **values}
+        record = {"time": clock.now(), "phase": phase, "version": version, "step": step, **values}
         self._metrics.write(record)
         self._observers.metrics(record)
 

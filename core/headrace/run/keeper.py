@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 
 from headrace.contract import Batch
-from headrace.errors import LostRowsError
+from headrace.errors import HeadraceError, LostRowsError
 from headrace.flow import Flow
 from headrace.run import checkpoint as checkpoints
 from headrace.run.checkpoint import Checkpoint, RunState
@@ -64,7 +65,11 @@ class Keeper:
             return
         path = p.directory.checkpoint(state.version)
         hidden = checkpoints.staging(path)
-        await p.save(hidden / checkpoints.TRAINER, kind="resume")
+        try:
+            await p.save(hidden / checkpoints.TRAINER, kind="resume")
+        except HeadraceError:
+            shutil.rmtree(hidden, ignore_errors=True)  # a disk that is full needs the room
+            raise
         await asyncio.to_thread(checkpoints.complete, hidden, path, state, rows)
         p.journal.emit("checkpoint_saved", version=state.version, path=str(path), events=state.events)
         checkpoints.prune(path, keep=p.job.checkpoint.keep)

@@ -183,6 +183,8 @@ def _summary(run: _Run, reason: str) -> dict[str, Any]:
         audit = audit_run(directory.path)
         summary |= {"audit": audit.verdict, "audit_ok": audit.ok}
         summary["report"] = str(write_report(directory.path))
+    except HeadraceError as error:
+        summary["report"] = f"none: {error}"
     except Exception as error:  # nothing that goes wrong here may hide how the run itself ended
         log.exception("the run is over, but its audit or report is not complete")
         summary["report"] = f"none: {error}"

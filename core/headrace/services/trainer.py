@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
+from headrace import clock
 from headrace.contract import (
     Algorithm,
     Array,
@@ -202,7 +202,14 @@ class TrainerService(NodeService):
     async def save(self, call: SaveCall) -> None:
         """Write a resume or export directory."""
         phase = self._running()
-        await self._on_engine_thread(lambda: phase.engine.save(call.path, kind=call.kind))
+        try:
+            await self._on_engine_thread(lambda: phase.engine.save(call.path, kind=call.kind))
+        except OSError as error:
+            raise RunError(
+                f"{call.path} cannot be written: {error.strerror or error}",
+                origin=f"node {self.name}",
+                fix="free disk space, keep fewer with [checkpoint] keep, or put the runs elsewhere with [job] runs",
+            ) from error
 
 
 class _Phase:
@@ -232,7 +239,7 @@ class _Phase:
         return self.engine.forward(batch, temperature=probe.temperature)["logprobs"][0]
 
     def train(self, batch: Batch, version: int) -> TrainReply:
-        started = time.time()
+        started = clock.now()
         staleness = version - batch.dense(VERSION)
         prepared = self._algorithm.prepare(batch)
         batch = batch.with_columns(prepared.columns)
@@ -253,7 +260,7 @@ class _Phase:
             ),
             tokens=sum(int(mask.sum()) for mask, used in zip(batch.ragged(LOSS_MASK), trained, strict=True) if used),
             started=started,
-            finished=time.time(),
+            finished=clock.now(),
         )
 
     def _with_policy_logprobs(self, batch: Batch, trained: np.ndarray) -> Batch:

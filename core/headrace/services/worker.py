@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 import traceback
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from headrace import clock
 from headrace.contract import (
     Batch,
     Column,
@@ -248,7 +248,7 @@ class WorkerService(NodeService):
         return Session(self._instances, self._controller, worker=self.spec.id, item=item, member=member)
 
     async def _episode(self, item: WorkItem, member: Member, task: Task, session: Session) -> Episode:
-        started = time.time()
+        started = clock.now()
         if item.kind == "demonstration":
             assert isinstance(self._environment, Demonstrations)
             episode = self._environment.demonstration(task)
@@ -343,7 +343,7 @@ def _finished(item: WorkItem, member: Member, episode: Episode, started: float) 
         response_tokens=sampled,
         finish_reason=episode.finish_reason,
         started=started,
-        finished=time.time(),
+        finished=clock.now(),
     )
 
 
