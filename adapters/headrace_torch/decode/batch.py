@@ -17,6 +17,7 @@ from headrace.contract.generation import GenerationOutput, GenerationRequest
 from headrace.errors import EngineError
 from headrace_torch.decode.arena import KeyValueArena
 from headrace_torch.decode.attention import Prompts, Running, StepAttention, length_bias
+from headrace_torch.decode.flat import FlatDecoder
 from headrace_torch.decode.order import segments, sorting_moves
 from headrace_torch.decode.rows import Rows
 from headrace_torch.decode.sampling import sample, uniforms
@@ -31,7 +32,7 @@ class VersionBatch:
 
     def __init__(self, model: Decoder, *, version: int, slots: int, max_length: int) -> None:
         weight = model.model.embed_tokens.weight
-        self.model = model
+        self.model = FlatDecoder(model, max_length=max_length)
         self._version = version
         self._device = str(weight.device)
         self._dtype = weight.dtype
@@ -116,11 +117,11 @@ class VersionBatch:
             owners = np.concatenate([owners, np.repeat(np.arange(running, self._rows.count), lengths)])
         self._arena.reserve(rows=self._rows.count, length=int(positions.max()) + 1)
         attention = self._attention(running, positions, owners, lengths)
-        hidden = self.model(self._tensor(tokens), self._tensor(positions), attention)
+        hidden = self.model.hidden(self._tensor(tokens), self._tensor(positions), attention)
         if not joining:
-            return hidden  # type: ignore[no-any-return]  # nn.Module.__call__ is untyped
+            return hidden
         last = np.concatenate([np.arange(running), running + np.cumsum(lengths) - 1])
-        return hidden.index_select(0, self._tensor(last))  # type: ignore[no-any-return]  # as above
+        return hidden.index_select(0, self._tensor(last))
 
     def _attention(self, running: int, positions: Array, owners: Array, lengths: Array) -> StepAttention:
         heads = owners[:, None] * self._kv_heads + np.arange(self._kv_heads)

@@ -8,14 +8,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headrace.contract.columns import Array
-from headrace_torch.model import Decoder
+from headrace_torch.decode.flat import FlatDecoder
 
 
-def token_logprobs(model: Decoder, tokens: Array, *, temperature: float) -> Array:
+def token_logprobs(model: FlatDecoder, tokens: Array, *, temperature: float) -> Array:
     """float32 [T] for token ids [T]: entry t is the log-prob of token t after those before it, entry 0 is 0."""
     device = model.output_weight.device
     ids = torch.from_numpy(np.ascontiguousarray(tokens, dtype=np.int64)).to(device)
-    hidden = model(ids, torch.arange(len(ids), device=device), _causal)
+    hidden = model.hidden(ids, torch.arange(len(ids), device=device), _causal)
     logprobs = F.log_softmax(model.logits(hidden[:-1]) / temperature, -1)
     scored = logprobs.gather(1, ids[1:, None]).squeeze(1)
     found: Array = F.pad(scored, (1, 0)).cpu().numpy()
