@@ -65,10 +65,14 @@ def test_a_node_that_is_lost_too_often_ends_the_run_and_is_named(start: Start) -
 
 
 def test_a_node_that_hangs_is_taken_for_lost(start: Start) -> None:
-    run = start("phase.rl.steps=12")
+    run = start("phase.rl.steps=100000")
     follow(run, "batch_trained", after=PHASE_TWO)
     os.kill(pid_of(run, "rollout-0"), signal.SIGSTOP)
-    assert run.wait() == 0, run.stderr
-    stopped = next(e for e in events(run, "node_stopped") if e["node"] == "rollout-0")
+    stopped = follow(run, "node_stopped")
+    assert stopped["node"] == "rollout-0"
     assert stopped["reason"].startswith("sent no heartbeat")
+    follow(run, "instance_version", after='"kind":"node_stopped"')
+    follow(run, "batch_trained", after='"kind":"node_stopped"')
+    run.interrupt()
+    assert run.wait() == 130, run.stderr
     assert audit_run(run.directory).ok
