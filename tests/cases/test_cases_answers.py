@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -38,9 +38,10 @@ from headrace.contract.columns import (
     TOKENS,
     TRUNCATED,
 )
-from headrace.errors import ContractError
+from headrace.errors import ContractError, RunError
 from headrace.registry import PluginSpec
-from headrace.services.messages import GenerateCall, NodeSpec, RolloutSetup
+from headrace.run.loop import MAX_SKIPPED_IN_A_ROW, TrainingLoop
+from headrace.services.messages import GenerateCall, NodeSpec, RolloutSetup, TrainReply
 from headrace.services.rollout import RolloutService
 from headrace.testing import FakeInferenceEngine
 from headrace.wire import Network
@@ -174,6 +175,16 @@ def test_E08_a_batch_of_empty_answers_has_loss_zero_and_changes_nothing(
     trainer = engine()
     assert stepped(trainer, batch) == (0.0, False)
     trainer.close()
+
+
+def test_E08_batches_of_empty_answers_in_a_row_stop_the_run_and_say_what_to_look_for(tmp_path: Path) -> None:
+    nothing = TrainReply(applied=0, skipped=2, dumped=[], metrics={}, tokens=0, started=0.0, finished=1.0)
+    loop = TrainingLoop(SimpleNamespace(directory=SimpleNamespace(path=tmp_path)))  # type: ignore[arg-type]  # no more is used
+    for _ in range(MAX_SKIPPED_IN_A_ROW - 1):
+        loop._count_skips(nothing)
+    with pytest.raises(RunError, match="there was no token to train") as stopped:
+        loop._count_skips(nothing)
+    assert "prompts that fill the context" in stopped.value.fix
 
 
 # ---------------------------------------------------------------- in pieces

@@ -194,3 +194,21 @@ def test_K04_a_run_is_not_resumed_on_other_data(complete_run: Path, tmp_path: Pa
     assert "put the data back" in resumed.stderr
     assert "Traceback" not in resumed.stderr
     assert not any(isinstance(event, BatchTrained) for event in list(read_events(directory))[before:])
+
+
+def test_a_log_that_is_cut_in_the_middle_of_a_line_is_said_to_be_and_the_run_resumed_before_it(
+    complete_run: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path / "run"
+    before = killed_after(complete_run, directory, 3)
+    with open(directory / "events.jsonl", "ab") as log:
+        log.write(b'{"seq":%d,"time":17' % before)
+    audit = audit_run(directory)
+    assert audit.ok
+    assert audit.summary["cut_short"]
+    assert "so far" in audit.verdict
+    resumed = Run(directory, "--resume", str(directory))
+    assert resumed.wait() == 0, resumed.stderr
+    assert "ends in the middle of a line" in resumed.stderr
+    assert [event.version for event in standing_events(directory) if isinstance(event, BatchTrained)] == [0, 1, 2, 3, 4]
+    assert audit_run(directory).ok

@@ -51,7 +51,7 @@ from headrace.services.messages import (
 TRAIN_DEADLINE = 3600.0
 WEIGHTS_DEADLINE = 300.0
 MAX_SKIPPED_IN_A_ROW = 3
-"""Batches without a finite step before the run stops."""
+"""Batches without an optimiser step before the run stops."""
 
 
 class TrainingLoop:
@@ -270,9 +270,11 @@ class TrainingLoop:
         self._skipped_in_a_row = 0 if reply.applied or not reply.skipped else self._skipped_in_a_row + 1
         if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise RunError(
-                f"no optimiser step of {self._skipped_in_a_row} batches in a row had a finite loss and gradient",
-                origin=f"node trainer; the rows are in {self._p.directory.path / 'not_finite'}",
-                fix="lower the learning rate, or look for rewards or log-probs that are not finite in those rows",
+                f"no optimiser step of {self._skipped_in_a_row} batches in a row was taken: loss or gradient was not "
+                "finite, or there was no token to train",
+                origin=f"node trainer; rows of what was not finite are in {self._p.directory.path / 'not_finite'}",
+                fix="lower the learning rate, and look for rewards or log-probs that are not finite in those rows; "
+                "without such rows, look for answers that are all empty: prompts that fill the context make them",
             )
 
     async def _free_rows(self) -> None:
