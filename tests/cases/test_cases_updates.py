@@ -1,0 +1,221 @@
+"""Cases G02 and G04: tied weights are sent once and read everywhere; an update that fails leaves nothing half done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from headrace.contract import (
+    Array,
+    GenerationRequest,
+    InferenceContext,
+    Sampling,
+    TrainingContext,
+    TransportContext,
+    WeightSource,
+)
+from headrace.errors import EngineError, WireError
+from headrace.registry import PluginSpec
+from headrace.services.messages import GenerateCall, LoadCall, NodeSpec, Probe, RolloutSetup
+from headrace.services.rollout import RolloutService
+from headrace.testing import FakeTrainingEngine, FakeWeightTransport
+from headrace.testing.suites.serving import manifest_of, other_policy
+from headrace.wire import Network
+from headrace_torch.checkpoint import create_weights, save_model
+from headrace_torch.inference import TorchInferenceEngine, TorchInferenceSettings
+from headrace_torch.model import Decoder, ModelConfig
+from headrace_torch.training import TorchTrainingEngine, TorchTrainingSettings
+from support.desk import Desk, loaded, played, published, turns
+
+TOKENS = np.array([3, 1, 4, 1, 5, 9, 2, 6], dtype=np.int32)
+
+
+# ---------------------------------------------------------------- G02
+
+
+def decoder(seed: int, *, tied: bool) -> Decoder:
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    model = Decoder(
+        ModelConfig(
+            model_type="llama",
+            vocab_size=20,
+            max_position_embeddings=32,
+            tie_word_embeddings=tied,
+            **shape,
+            **heads,
+        )
+    )
+    create_weights(model, seed)
+    return model
+
+
+def saved(model: Decoder, path: Path) -> str:
+    save_model(model, str(path), like=None)
+    return str(path)
+
+
+def source(model_path: str) -> dict[str, Array]:
+    """What a trainer of this model publishes."""
+    engine = TorchTrainingEngine(TorchTrainingSettings(learning_rate=1e-2))
+    engine.start(TrainingContext(name="trainer", model_path=model_path, seed=0, threads=1, total_steps=1))
+    weights = {name: np.array(tensor) for name, tensor in engine.weight_source().tensors()}
+    engine.close()
+    return weights
+
+
+async def serve(model_path: str) -> TorchInferenceEngine:
+    engine = TorchInferenceEngine(TorchInferenceSettings())
+    await engine.start(InferenceContext(name="rollout-0", model_path=model_path, version=0, threads=1))
+    return engine
+
+
+async def update(engine: TorchInferenceEngine, weights: dict[str, Array], version: int) -> None:
+    staged = await engine.begin_update(manifest_of(weights, version))
+    for name, tensor in weights.items():
+        await staged.apply(name, tensor)
+    await staged.commit()
+
+
+async def test_G02_an_update_of_tied_weights_reaches_the_embedding_and_the_head(tmp_path: Path) -> None:
+    old, new = (saved(decoder(seed, tied=True), tmp_path / str(seed)) for seed in (0, 1))
+    weights = source(new)
+    assert not any("lm_head" in name for name in weights), "one tensor, sent once"
+    updated, fresh = await serve(old), await serve(new)
+    await update(updated, weights, 1)
+    found = await updated.score(TOKENS, version=1, temperature=1.0)
+    expected = await fresh.score(TOKENS, version=0, temperature=1.0)
+    before = await updated.score(TOKENS, version=0, temperature=1.0)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert np.abs(found - before).max() > 1e-3
+    await updated.close()
+    await fresh.close()
+
+
+async def test_G02_a_receiver_that_keeps_two_copies_is_never_left_with_an_old_head(tmp_path: Path) -> None:
+    """It says which tensor it lacks, and serves it once both arrive."""
+    tied, untied = decoder(1, tied=True), decoder(0, tied=False)
+    engine = await serve(saved(untied, tmp_path / "untied"))
+    weights = source(saved(tied, tmp_path / "tied"))
+    with pytest.raises(EngineError, match=r"the manifest lacks lm_head\.weight"):
+        await update(engine, weights, 1)
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].copy()
+    await update(engine, weights, 1)
+    fresh = await serve(str(tmp_path / "tied"))
+    found = await engine.score(TOKENS, version=1, temperature=1.0)
+    np.testing.assert_allclose(found, await fresh.score(TOKENS, version=0, temperature=1.0), atol=1e-6)
+    assert torch.equal(tied.output_weight, tied.model.embed_tokens.weight)
+    await engine.close()
+    await fresh.close()
+
+
+# ---------------------------------------------------------------- G04
+
+
+class Weights(WeightSource):
+    def __init__(self, tensors: dict[str, Array]) -> None:
+        self._tensors = tensors
+
+    def tensors(self) -> Iterator[tuple[str, Array]]:
+        yield from self._tensors.items()
+
+
+class Instance:
+    """A rollout node with a fake engine, and the folder of the weights published for it."""
+
+    def __init__(self, folder: Path) -> None:
+        model = str(folder / "model")
+        FakeTrainingEngine.create_model(model, settings={}, seed=3)
+        context = TransportContext(directory=str(folder), name="trainer", host=None, keys=None)
+        self.publisher = FakeWeightTransport(FakeWeightTransport.Settings()).publisher(context)
+        self.weights = Path(self.publisher.address())
+        for version in (0, 1):
+            self.publisher.publish(version, Weights(other_policy(model, seed=version)))
+        setup = RolloutSetup(
+            engine=PluginSpec(role="inference_engine", use="headrace.testing:FakeInferenceEngine"),
+            transport=PluginSpec(role="weight_transport", use="headrace.testing:FakeWeightTransport"),
+            model_path=model,
+            publisher=str(self.weights),
+            threads=1,
+        )
+        network = Network.create(str(folder), host=None)
+        self.service = RolloutService(
+            NodeSpec(
+                name="rollout-0",
+                role="rollout",
+                start=0,
+                controller="",
+                network=network,
+                setup=msgspec.msgpack.encode(setup),
+            )
+        )
+
+    async def load(self, version: int) -> None:
+        probe = Probe(tokens=TOKENS, temperature=1.0)
+        await self.service.load_version(LoadCall(version=version, probe=probe))
+
+    async def answer(self, version: int) -> list[int]:
+        sampling = Sampling(max_new_tokens=8, seed=5)
+        request = GenerationRequest(request_id=f"{version}", prompt=TOKENS[:2], sampling=sampling, version=version)
+        return (await self.service.generate(GenerateCall(request=request))).token_ids.tolist()
+
+
+@pytest.fixture
+async def instance(tmp_path: Path) -> AsyncIterator[Instance]:
+    instance = Instance(tmp_path)
+    await instance.service.start()
+    yield instance
+    await instance.service.cancel_background()
+    await instance.service.close()
+    instance.publisher.close()
+
+
+async def test_G04_an_update_that_fails_in_the_middle_leaves_the_instance_as_it_was_and_may_be_repeated(
+    instance: Instance,
+) -> None:
+    await instance.load(0)
+    before = await instance.answer(0)
+    last = max(path for path in (instance.weights / "1").iterdir() if path.name != "manifest.json")
+    whole = last.read_bytes()
+    last.write_bytes(bytes(byte ^ 1 for byte in whole))
+    with pytest.raises(WireError, match="checksum"):
+        await instance.load(1)
+    health = await instance.service.health(None)
+    assert health.versions == (0,)
+    assert await instance.answer(0) == before
+    with pytest.raises(EngineError, match="live are"):
+        await instance.answer(1)
+    last.write_bytes(whole)
+    await instance.load(1)
+    assert await instance.answer(1) != before
+    assert await instance.answer(0) == before
+
+
+async def test_G04_an_instance_that_dies_in_an_update_is_left_behind_and_the_others_go_on() -> None:
+    desk = await Desk().begin()
+    batch = asyncio.ensure_future(desk.controller.take_batch())
+    item = await desk.work("w.0")
+    assert item is not None
+    await desk.say("w.0", *played(item))
+    desk.flow.trained((await batch).lease)
+    desk.fleet.published(published(1))
+    desk.flow.published(1)
+    desk.fleet.sync()
+    await turns()
+    assert all(peer.waits("load_version") for peer in desk.peers.values())
+    _, displaced = desk.fleet.lost("rollout-1")
+    desk.controller.instance_lost(displaced)
+    desk.peers["rollout-0.0"].answer("load_version", loaded(1))
+    await turns()
+    assert desk.flow.hosting(1) == ("rollout-0",)
+    assert desk.failures == []
+    following: Any = await desk.work("w.0")
+    assert following.version == 1
+    assert {member.instance for member in following.members} == {"rollout-0.0"}
