@@ -62,7 +62,15 @@ def score_until_closed(socket_fd: int) -> int:
             if os.getpid() != me:
                 os._exit(0)  # a reward forked and its child returned: only the parent may answer
             connection.sendall(pack(reply))
+            _reap()
     return 0
+
+
+def _reap() -> None:
+    """Let go of children that a reward left behind and that have ended: a thousand answers would leave as many."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
 
 
 def _build(setup: ScoringSetup) -> Environment | Raised:

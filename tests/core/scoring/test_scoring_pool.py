@@ -242,3 +242,16 @@ async def test_long_episodes_pass_whole(shared: ScoringPool, task: MakeTask) -> 
     )
     score = await shared.score(task("result = Score(reward=int(episode.tokens[-1]))"), long)
     assert score.reward == length - 1
+
+
+@in_module_loop
+async def test_children_that_a_reward_left_behind_are_let_go_when_they_have_ended(
+    shared: ScoringPool, task: MakeTask, episode: Episode
+) -> None:
+    forks = "pid = os.fork()\nif pid == 0: os._exit(0)\nos.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)"
+    counts = (
+        "me = os.getpid()\n"
+        "result = Score(reward=float(len(Path(f'/proc/{me}/task/{me}/children').read_text().split())))"
+    )
+    results = await shared.score_many([(task(forks), episode), (task(counts), episode)])
+    assert [told(r) for r in results] == [1.0, 0.0]
