@@ -38,7 +38,7 @@ class Console(Observer):
         interval_seconds: float = 5.0
         """Without a terminal: at most one line of progress in this time."""
         mismatch_alarm: float = 0.05
-        """Warn when trainer and rollout differ by more nats per token, on average over a batch."""
+        """Warn when trainer and rollout differ by more nats per token, on average over a batch without stale rows."""
 
     settings: Settings
 
@@ -98,7 +98,7 @@ class Console(Observer):
                 self._screen.say(f"starting {event['node']} again")
             case "node_started":
                 self._screen.progress(f"starting {event['node']}")
-            case "node_stopped" if event["node"] in lost:
+            case "node_stopped" if event["node"] in lost and event["reason"] != "ended":
                 self._screen.say(f"{event['node']} lost: {event['reason']}", style="yellow")
             case "phase_started":
                 self._phase_started()
@@ -150,6 +150,8 @@ class Console(Observer):
 
     def _watch_mismatch(self) -> None:
         """Once a phase: a growing gap between engines shows long before the reward falls."""
+        if (self._progress.number("staleness/max") or 0) > 0:
+            return  # older rows differ because the policy has moved on
         gap, bound = self._progress.number(MISMATCH), self.settings.mismatch_alarm
         if self._screen is None or self._alarmed or gap is None or gap <= bound:
             return

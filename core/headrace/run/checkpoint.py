@@ -188,6 +188,13 @@ def newest(checkpoints: Path, *, announced: Collection[str]) -> Checkpoint:
             log.warning("%s; an older checkpoint is looked for", error.message)
         else:
             return _whole(path)
+    if whole := sorted(path.name for path in checkpoints.glob("version-*") if path.name not in announced):
+        raise RunError(
+            f"the event log does not say that any checkpoint in {checkpoints} was written ({', '.join(whole)}): "
+            "it is shorter than they are",
+            origin=str(checkpoints.parent),
+            fix="put the whole events.jsonl back, or start the job anew",
+        )
     raise RunError(
         f"there is no whole checkpoint in {checkpoints}",
         origin=str(checkpoints.parent),

@@ -162,7 +162,8 @@ class Evaluator:
             finished=clock.now(),
         )
         self.results[current.version] = result
-        current.done.set_result(result)
+        if not current.done.done():  # whoever waited for it may have been cancelled
+            current.done.set_result(result)
 
     def _record_of(self, current: _Round, mode: str, samples: list[EvaluationSample]) -> EvaluationRecord:
         ordered = sorted(samples, key=lambda s: s.task)

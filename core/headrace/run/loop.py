@@ -66,7 +66,13 @@ class TrainingLoop:
         self._next_trajectory = 0
         self._skipped_in_a_row = 0
         self._stopping = False
+        self._unsaved = False
         self._background: set[asyncio.Task[Any]] = set()
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether something was trained, or is being trained, that no checkpoint has."""
+        return self._unsaved
 
     def stop(self) -> None:
         """Finish the batch, write a checkpoint, and do not go on."""
@@ -231,6 +237,7 @@ class TrainingLoop:
             await self._retire(version)
         if state is not None:
             await self._keeper.write(state)
+            self._unsaved = False
 
     async def _trained_batch(self) -> tuple[BatchLease, TrainReply, float]:
         """The next batch, what training it gave, and the seconds waited for it. A batch whose rows storage lost is
@@ -239,7 +246,7 @@ class TrainingLoop:
         waited = time.monotonic()
         while True:
             lease = await p.controller.take_batch()
-            taken = time.monotonic()
+            taken, self._unsaved = time.monotonic(), True
             try:
                 return lease, await self._train(lease), taken - waited
             except LostRowsError:

@@ -68,9 +68,12 @@ def _to_its_end(run: _Run) -> int:
     status, reason, error = "failed", "", None
     try:
         status, reason = asyncio.run(_until_stopped(run))
+        if status == "stopped" and (command := _continuation(run.directory)):
+            run.journal.notice(f"continue with: {command}")
     except HeadraceError as raised:
         reason, error = raised.message, raised
-        error.fix += _resumable(run.directory)
+        if command := _continuation(run.directory):
+            error.fix = "\n        ".join(filter(None, [error.fix, f"then continue with: {command}"]))
     finally:
         run.journal.finish(status, reason)
         summary = _summary(run, reason)
@@ -82,11 +85,10 @@ def _to_its_end(run: _Run) -> int:
     return 0 if summary.get("audit_ok") else 1
 
 
-def _resumable(directory: RunDirectory) -> str:
-    """What to add to the advice on a run that ended early."""
-    if not any(directory.checkpoints.glob("version-*")):
-        return ""
-    return f"\n        then continue with: headrace run --resume {directory.path}"
+def _continuation(directory: RunDirectory) -> str:
+    """The command that continues a run which ended early; "" when it left nothing to continue from."""
+    resumable = any(directory.checkpoints.glob("version-*"))
+    return f"headrace run --resume {directory.path}" if resumable else ""
 
 
 async def _until_stopped(run: _Run) -> tuple[str, str]:
@@ -100,7 +102,7 @@ async def _until_stopped(run: _Run) -> tuple[str, str]:
 
     def stop(name: str) -> None:
         asked.append(name)
-        if training and len(asked) == 1:
+        if training and len(asked) == 1 and training[0].unsaved:
             training[0].stop()
             run.journal.notice("stopping after this batch and a checkpoint; interrupt again to stop at once")
         else:

@@ -23,6 +23,7 @@ from headrace.services.failures import FailureShare
 from headrace.services.fleet import Fleet
 from headrace.services.groups import STORAGE_LOST, GroupPlan, Groups
 from headrace.services.messages import (
+    Entry,
     EvaluationDone,
     GroupFailed,
     GroupStored,
@@ -32,6 +33,7 @@ from headrace.services.messages import (
     Registration,
     Report,
     Scored,
+    ScorerLost,
     TrajectoryFinished,
     WorkItem,
     WorkRequest,
@@ -44,7 +46,7 @@ from headrace.wire import rpc
 LEASE_SECONDS = 3600.0
 LAG_ALARM = 2.0
 """Seconds for which an event loop may stand still before a person is told: calls to it wait as long, and time out."""
-EARLY_WINDOW = 16
+EARLY_WINDOW = 8
 """Scores that are judged together before the first phase gives out work."""
 
 
@@ -79,6 +81,8 @@ class Controller:
         """Address of the storage unit that has the rows; "" while there is none."""
         self._emit = emit
         self._notice = notice
+        self._told: set[str] = set()
+        """Reasons of failures that whoever watches has read."""
         self._fleet = fleet
         self._groups: Groups | None = None
         self._board = WorkBoard()
@@ -285,13 +289,15 @@ class Controller:
 
     # ------------------------------------------------------------ reports
 
-    def _hear(self, entry: TrajectoryFinished | Scored | GroupStored | GroupFailed | EvaluationDone) -> None:
+    def _hear(self, entry: Entry) -> None:
         match entry:
             case TrajectoryFinished():
                 if self._groups is not None and self._groups.finished(entry):
                     self.tally.response_tokens += entry.response_tokens
             case Scored():
                 self._count_failures(entry.trajectories, entry.unscored, entry.detail)
+            case ScorerLost():
+                self._emit("node_stopped", node=f"{entry.node}/scoring", reason=entry.reason)
             case GroupStored():
                 self._group_stored(entry)
             case GroupFailed():
@@ -320,6 +326,10 @@ class Controller:
 
     def _count_failures(self, trajectories: int, failed: Mapping[str, int], detail: str) -> None:
         self.tally.failed.update(failed)
+        for reason in failed.keys() - self._told:  # the first of its kind; how many there are is in the metrics
+            self._told.add(reason)
+            last = detail.rstrip().rpartition("\n")[2]
+            self._notice(f"an answer could not be scored or its episode failed ({reason}): {last}")
         try:
             self._failures.record(trajectories=trajectories, failed=failed, detail=detail)
         except RunError as error:

@@ -333,6 +333,14 @@ class Scored(Message, frozen=True, tag=True):
     """Traceback of the first of them."""
 
 
+class ScorerLost(Message, frozen=True, tag=True):
+    """A scoring process ended by itself; another takes its place."""
+
+    node: str
+    """Of its environment worker."""
+    reason: str
+
+
 class GroupStored(Message, frozen=True, tag=True):
     """All members of a group are scored and their rows stored. Lists are parallel to ``trajectories``."""
 
@@ -378,9 +386,12 @@ class EvaluationDone(Message, frozen=True, tag=True):
     samples: list[EvaluationSample]
 
 
+Entry = TrajectoryFinished | Scored | ScorerLost | GroupStored | GroupFailed | EvaluationDone
+
+
 class Report(Message, frozen=True):
     """What happened at a worker since its last report, in order."""
 
     worker: str
     """Id of its process."""
-    entries: list[TrajectoryFinished | Scored | GroupStored | GroupFailed | EvaluationDone]
+    entries: list[Entry]

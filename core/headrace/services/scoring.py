@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -69,15 +69,21 @@ def build_environment(*, spec: Mapping[str, Any], context: EnvironmentContext) -
 class _Item:
     """One episode on its way: the packed request, and the future that its caller waits for."""
 
-    __slots__ = ("outcome", "request")
+    __slots__ = ("failed", "outcome", "request", "tried")
 
-    def __init__(self, request: bytes) -> None:
+    def __init__(self, request: bytes, failed: Callable[[ScoringFailure], None]) -> None:
         self.request = request
+        self.failed = failed
+        self.tried = False
+        """Whether a process ended while it scored this."""
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
     def resolve(self, outcome: Outcome) -> None:
-        if not self.outcome.done():  # a caller that was cancelled has cancelled it
-            self.outcome.set_result(outcome)
+        if self.outcome.done():  # a caller that was cancelled has cancelled it
+            return
+        self.outcome.set_result(outcome)
+        if isinstance(outcome, ScoringFailure):
+            self.failed(outcome)
 
     def answer(self, reply: Reply) -> None:
         self.resolve(_outcome(reply))
@@ -96,10 +102,12 @@ class ScoringPool:
         workers: int,
         deadline: float,
         log_path: str = "",
+        lost: Callable[[str], None] = lambda reason: None,
     ) -> None:
         """``python``: the workers' interpreter. ``factory``: ``module:function``, called in each worker as
         ``function(context=context, **arguments)``, gives the started environment; ``arguments`` are plain values.
-        ``deadline``: seconds for one score. ``log_path``: takes the rewards' output, up to a bound; empty: none."""
+        ``deadline``: seconds for one score. ``log_path``: takes the rewards' output, up to a bound; empty: none.
+        ``lost`` is told of a worker that ended by itself, and why."""
         if workers < 1 or not deadline > 0:
             raise ValueError(f"a scoring pool needs workers >= 1 and deadline > 0, got {workers} and {deadline}")
         self._python = python
@@ -107,6 +115,7 @@ class ScoringPool:
         self._workers = workers
         self._deadline = deadline
         self._log_path = log_path
+        self._lost = lost
         self._queue: asyncio.Queue[_Item] = asyncio.Queue()
         self._slots: list[asyncio.Task[None]] = []
 
@@ -132,11 +141,17 @@ class ScoringPool:
             raise outcome
         return outcome
 
-    async def score_many(self, episodes: Sequence[tuple[Task, Episode]]) -> list[Outcome]:
-        """One outcome per episode, in order. An episode that fails does not touch the others."""
+    async def score_many(
+        self,
+        episodes: Sequence[tuple[Task, Episode]],
+        *,
+        failed: Callable[[ScoringFailure], None] = lambda failure: None,
+    ) -> list[Outcome]:
+        """One outcome per episode, in order. An episode that fails does not touch the others; ``failed`` is told of it
+        at once, since others may take long."""
         if not self._slots:
             raise ValueError("this scoring pool is not running: start() comes first, close() last")
-        items = [self._enqueue(task, episode) for task, episode in episodes]
+        items = [self._enqueue(task, episode, failed) for task, episode in episodes]
         try:
             return [await item.outcome for item in items]
         finally:
@@ -153,11 +168,11 @@ class ScoringPool:
         while not self._queue.empty():
             self._queue.get_nowait().resolve(_closed())
 
-    def _enqueue(self, task: Task, episode: Episode) -> _Item:
+    def _enqueue(self, task: Task, episode: Episode, failed: Callable[[ScoringFailure], None]) -> _Item:
         try:
-            item = _Item(pack(ScoringRequest(task=task, episode=episode)))
+            item = _Item(pack(ScoringRequest(task=task, episode=episode)), failed)
         except (TypeError, ValueError, OverflowError) as error:
-            item = _Item(b"")
+            item = _Item(b"", failed)
             detail = f"task {task.id} cannot travel to a scoring process: {error}"
             item.resolve(ScoringFailure(type(error).__name__, kind="exception", detail=detail))
         else:
@@ -196,8 +211,16 @@ class ScoringPool:
         pace = max(loop.time() - start, 1e-9) / max(answered, 1)
         if ended != "done":
             # Only now: whoever learns of the failure may rely on the worker being gone.
-            items[answered].resolve(self._failure(ended, await worker.kill()))
-            self._requeue(items[answered + 1 :])
+            failure = self._failure(ended, await worker.kill())
+            if ended == "lost":
+                self._lost(failure.detail)
+            rest = items[answered + 1 :]
+            if ended == "lost" and not items[answered].tried:
+                items[answered].tried = True  # it may have been killed from outside: once more
+                rest = items[answered:]
+            else:
+                items[answered].resolve(failure)
+            self._requeue(rest)
         return pace
 
     async def _replace(self, worker: ScoringProcess) -> tuple[ScoringProcess, HeadraceError | None]:

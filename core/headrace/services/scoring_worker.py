@@ -97,13 +97,15 @@ def _kill_all(scorer: int) -> int:
         for child in _children():
             _ignore_gone(os.kill, child, signal.SIGKILL)
         try:
-            # One death at a time: the orphans it leaves become children of this process, seen in the next round.
+            # The orphans that a death leaves become children of this process, seen in the next round.
             pid, status = os.waitpid(-1, 0)
+            while pid:
+                if pid == scorer:
+                    ended = os.waitstatus_to_exitcode(status)
+                    code = ended if ended >= 0 else 128 - ended
+                pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return code
-        if pid == scorer:
-            ended = os.waitstatus_to_exitcode(status)
-            code = ended if ended >= 0 else 128 - ended
 
 
 def _children() -> list[int]:

@@ -253,4 +253,4 @@ def _tail(path: Path) -> str:
     if not path.exists():
         return "    (no log)"
     lines = path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-    return "\n".join(f"    | {line}" for line in lines)
+    return "\n".join(f"    | {line}" for line in lines) or "    (the log is empty)"

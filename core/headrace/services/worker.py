@@ -41,6 +41,7 @@ from headrace.contract.columns import (
 from headrace.registry import build
 from headrace.services.messages import (
     CancelGroups,
+    Entry,
     EvaluationDone,
     EvaluationSample,
     GroupFailed,
@@ -50,6 +51,7 @@ from headrace.services.messages import (
     PeerCall,
     Report,
     Scored,
+    ScorerLost,
     TrajectoryFinished,
     WorkerSetup,
     WorkItem,
@@ -61,12 +63,8 @@ from headrace.services.session import Instances, Session
 from headrace.services.storage import StorageClient
 from headrace.wire import rpc
 
-SCORED_AT_ONCE = 8
-"""Answers that are scored before the controller hears how it goes."""
 WORK_POLL_SECONDS = 30.0
 """The controller answers "nothing yet" after this long, so that a lost answer costs no more."""
-
-Entry = TrajectoryFinished | Scored | GroupStored | GroupFailed | EvaluationDone
 
 
 @dataclass(slots=True)
@@ -75,18 +73,12 @@ class _Scores:
 
     scores: list[Score] = field(default_factory=list)
     unscored: Counter[str] = field(default_factory=Counter)
-    detail: str = ""
 
     def add(self, outcome: Score | ScoringFailure) -> None:
         if isinstance(outcome, ScoringFailure):
             self.unscored[outcome.reason] += 1
-            self.detail = self.detail or outcome.detail
             outcome = Score(reward=float("nan"))
         self.scores.append(outcome)
-
-    def extend(self, more: _Scores) -> None:
-        self.scores += more.scores
-        self.unscored.update(more.unscored)
 
 
 @dataclass(slots=True)
@@ -135,6 +127,7 @@ class WorkerService(NodeService):
             workers=setup.scoring_workers,
             deadline=setup.scoring_deadline,
             log_path=setup.log_path,
+            lost=lambda reason: self._entries.put_nowait(ScorerLost(node=self.name, reason=reason)),
         )
 
     async def start(self) -> None:
@@ -259,18 +252,17 @@ class WorkerService(NodeService):
         return episode
 
     async def _scores(self, tasks: Sequence[Task], episodes: Sequence[Episode]) -> _Scores:
-        """A few at a time, and the controller hears how each few went."""
+        """The controller hears of each failure at once, and of the rest together."""
         scored = _Scores()
-        pairs = list(zip(tasks, episodes, strict=True))
-        for start in range(0, len(pairs), SCORED_AT_ONCE):
-            part = _Scores()
-            for outcome in await self._scoring.score_many(pairs[start : start + SCORED_AT_ONCE]):
-                part.add(outcome)
-            self._entries.put_nowait(
-                Scored(trajectories=len(part.scores), unscored=dict(part.unscored), detail=part.detail)
-            )
-            scored.extend(part)
+        for outcome in await self._scoring.score_many(
+            list(zip(tasks, episodes, strict=True)), failed=self._report_unscored
+        ):
+            scored.add(outcome)
+        self._entries.put_nowait(Scored(trajectories=len(scored.scores) - scored.unscored.total()))
         return scored
+
+    def _report_unscored(self, failure: ScoringFailure) -> None:
+        self._entries.put_nowait(Scored(trajectories=1, unscored={failure.reason: 1}, detail=failure.detail))
 
     async def _store(self, item: WorkItem, episodes: Sequence[Episode], scored: _Scores) -> None:
         versions = [min((s.version for s in e.spans), default=item.version) for e in episodes]

@@ -244,11 +244,17 @@ def test_one_that_the_log_does_not_name_is_skipped(tmp_path: Path) -> None:
 
 
 def test_without_a_whole_one_there_is_nothing_to_resume(tmp_path: Path) -> None:
-    write(tmp_path, 1)
     staging(tmp_path / "version-00000002")
     with pytest.raises(RunError, match="no whole checkpoint") as stopped:
         newest(tmp_path, announced=["version-00000002"])
     assert "start the job anew" in stopped.value.fix
+
+
+def test_a_log_that_is_shorter_than_the_checkpoints_is_named(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    with pytest.raises(RunError, match=r"does not say .* was written \(version-00000001\)") as stopped:
+        newest(tmp_path, announced=[])
+    assert "put the whole events.jsonl back" in stopped.value.fix
 
 
 def rewritten(path: Path, **changed: Any) -> None:

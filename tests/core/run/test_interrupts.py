@@ -38,6 +38,7 @@ class Loop:
 
     def __init__(self) -> None:
         self.stopping = False
+        self.unsaved = True
         self.batch_ends = asyncio.Event()
 
     def stop(self) -> None:
@@ -104,6 +105,16 @@ async def test_the_second_signal_ends_the_run_at_once(monkeypatch: pytest.Monkey
 async def test_before_training_begins_one_signal_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     running = Running(monkeypatch)
     await turns()
+    await running.interrupt()
+    assert await running.end() == ("stopped", "SIGINT")
+
+
+async def test_while_nothing_is_trained_that_a_checkpoint_lacks_one_signal_is_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    running = Running(monkeypatch)
+    running.loop.unsaved = False
+    await running.trains()
     await running.interrupt()
     assert await running.end() == ("stopped", "SIGINT")
 

@@ -179,10 +179,8 @@ async def test_a_worker_that_cannot_be_replaced_fails_episodes_instead_of_holdin
     (tmp_path / "data").touch()
     scoring = pool(arguments={"code": "if not (here / 'data').exists(): raise ConfigError('the data is gone')"})
     await scoring.start()
-    with pytest.raises(ScoringFailure, match="exit code 1"):
-        await scoring.score(task("(here / 'data').unlink(); os._exit(1)"), episode)
     with pytest.raises(ScoringFailure, match="ConfigError: no worker: the data is gone"):
-        await scoring.score(task(), episode)
+        await scoring.score(task("(here / 'data').unlink(); os._exit(1)"), episode)
     (tmp_path / "data").touch()
     # The replacement that was tried before the data came back may still fail one episode, but no second.
     outcomes = [await scoring.score_many([(task(), episode)]) for _ in range(2)]
@@ -255,3 +253,34 @@ async def test_children_that_a_reward_left_behind_are_let_go_when_they_have_ende
     )
     results = await shared.score_many([(task(forks), episode), (task(counts), episode)])
     assert [told(r) for r in results] == [1.0, 0.0]
+
+
+async def test_an_episode_whose_worker_was_killed_is_scored_once_more_and_the_loss_is_told(
+    pool: Pool, task: MakeTask, episode: Episode, tmp_path: Path
+) -> None:
+    lost: list[str] = []
+    scoring = pool(lost=lost.append)
+    await scoring.start()
+    once = "mark = here / 'killed'\nif not mark.exists():\n    mark.touch()\n    os.kill(os.getpid(), 9)"
+    assert told(await scoring.score(task(once), episode)) == 1.0
+    assert len(lost) == 1
+    with pytest.raises(ScoringFailure, match="exit code 3"):
+        await scoring.score(task("os._exit(3)"), episode)
+    assert len(lost) == 3
+
+
+async def test_a_failure_is_told_before_the_rest_is_scored(
+    pool: Pool, task: MakeTask, episode: Episode, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "gate")
+    scoring = pool()
+    await scoring.start()
+    told_early = asyncio.Event()
+    waits = task("(here / 'gate').open().read()")
+    caller = asyncio.create_task(
+        scoring.score_many([(task("1 / 0"), episode), (waits, episode)], failed=lambda failure: told_early.set())
+    )
+    await told_early.wait()
+    assert not caller.done()
+    await asyncio.to_thread((tmp_path / "gate").write_bytes, b"")
+    assert told((await caller)[1]) == 1.0
