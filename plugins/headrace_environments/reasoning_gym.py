@@ -122,7 +122,7 @@ class ReasoningGym(TextEnvironment):
         entry = from_plain(task.data["record"])
         try:
             reward = float(self._judge.score_answer(episode.text, entry))
-        except Exception:
+        except Exception:  # a verifier may raise anything; a broken one's own exception is raised below
             # Some verifiers raise on malformed answers. One that can judge its own answer is in order, so the
             # policy's answer is wrong; one that cannot is broken, and its own exception is the outcome.
             self._judge.score_answer(entry["answer"], entry)

@@ -268,7 +268,7 @@ def soon(condition: Callable[[], bool], *, seconds: float) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never came true"
-        time.sleep(0.002)
+        time.sleep(0.002)  # between looks at files and processes that nobody announces
 
 
 DRIVER = textwrap.dedent("""

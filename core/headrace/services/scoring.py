@@ -125,7 +125,7 @@ class ScoringPool:
         launches = [asyncio.create_task(self._launch()) for _ in range(self._workers)]
         try:
             workers = await asyncio.gather(*launches)
-        except BaseException:  # cancelled too: none may stay behind
+        except BaseException:  # cancelled too: none may stay behind; raised again
             for launch in launches:
                 launch.cancel()
             for launched in await asyncio.gather(*launches, return_exceptions=True):

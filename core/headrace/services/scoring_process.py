@@ -71,7 +71,7 @@ class ScoringProcess(asyncio.Protocol):
                 origin=python,
                 fix="correct the interpreter, or free processes and memory",
             ) from error
-        except BaseException:  # cancelled too: no launch leaves a process
+        except BaseException:  # cancelled too: no launch leaves a process; raised again
             await worker.kill()
             raise
         return worker
@@ -163,7 +163,7 @@ class ScoringProcess(asyncio.Protocol):
                 )
                 loop = asyncio.get_running_loop()
                 self._transport, _ = await loop.create_unix_connection(lambda: self, sock=ours)
-            except BaseException:
+            except BaseException:  # cancelled too: nobody else knows of our end of the pair; raised again
                 ours.close()
                 raise
 

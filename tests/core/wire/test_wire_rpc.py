@@ -109,7 +109,7 @@ async def soon(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < end, "it never came true"
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)  # between looks at what another process does
 
 
 async def test_a_call_gives_what_the_method_returns(tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ async def test_an_idle_server_and_client_use_no_processor_time(tmp_path: Path) -
         call = asyncio.create_task(client.call("wait", deadline=60))
         await service.started.wait()
         before = time.process_time()
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # the idle time that is measured
         assert time.process_time() - before < 0.02
         await client.call("open", deadline=5)
         await call
