@@ -80,7 +80,8 @@ class InferenceEngine(Plugin, ABC):
     @abstractmethod
     async def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Accept requests, all at once and in this order. EngineError, and none accepted, when a request's version is
-        not live. A prompt that leaves no room for a token in the context is answered by no token and ``length``."""
+        not live. A prompt that leaves no room for a token in the context is answered by no token and ``length``.
+        Cancelled, it has accepted none."""
 
     @abstractmethod
     def outputs(self) -> AsyncIterator[list[GenerationOutput]]:
