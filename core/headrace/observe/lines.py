@@ -71,6 +71,7 @@ class RecordLog:
 
     def __init__(self, path: str | Path, *, append: bool = False) -> None:
         self._encoder = msgspec.json.Encoder(enc_hook=_plain)
+        self._full: str | None = None
         try:
             if append and Path(path).exists():
                 _cut_torn_line(Path(path))
@@ -86,7 +87,10 @@ class RecordLog:
 
     def write(self, record: Any) -> None:
         """Append one record; it is on its way to disk when this returns. Non-finite numbers become null. RunError
-        when the file cannot take it."""
+        when the file cannot take it, and from then on: a torn line in the middle would make the whole log unreadable,
+        so nothing may follow it."""
+        if self._full is not None:
+            raise self._refused(self._full)
         line = self._encoder.encode(record) + b"\n"
         try:
             written = self._file.write(line)
@@ -96,7 +100,7 @@ class RecordLog:
             raise self._refused(f"{written} of {len(line)} bytes were taken")
 
     def _refused(self, reason: str) -> RunError:
-        # A torn line in the middle would make the whole log unreadable, so nothing may follow it.
+        self._full = reason
         self._file.close()
         return RunError(f"cannot write {self._file.name}: {reason}", fix="free disk space or move the run directory")
 

@@ -89,7 +89,7 @@ class Journal:
         """The last event. A log that a full disk has ended does without, so that everything else still ends well."""
         try:
             self.emit("run_finished", status=status, reason=reason)
-        except (RunError, ValueError) as error:  # ValueError: it was closed when it was refused an earlier event
+        except RunError as error:
             log.error("the end of the run is not in its event log: %s", error)
         for record_log in (self._events, self._metrics, self._evaluations):
             record_log.close()

@@ -85,7 +85,7 @@ def test_a_log_in_an_absent_directory_is_refused_with_a_fix(tmp_path: Path) -> N
     assert "writable" in caught.value.fix
 
 
-def test_a_full_disk_stops_the_writer_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_stops_the_writer_for_good_and_it_keeps_saying_why(monkeypatch: pytest.MonkeyPatch) -> None:
     # Every write to this device fails as on a full disk; it exists already, which a log refuses elsewhere.
     monkeypatch.setattr("builtins.open", lambda path, mode, **options: io.FileIO("/dev/full", "wb"))
     log = RecordLog("events.jsonl")
@@ -94,7 +94,7 @@ def test_a_full_disk_stops_the_writer_for_good(monkeypatch: pytest.MonkeyPatch) 
         log.write({"a": 1})
     assert "free disk space" in caught.value.fix
     log.close()
-    with pytest.raises(ValueError, match="closed"):
+    with pytest.raises(RunError, match="cannot write /dev/full: No space left on device"):
         log.write({"a": 1})
 
 
