@@ -178,7 +178,7 @@ def test_E08_a_batch_of_empty_answers_has_loss_zero_and_changes_nothing(
 
 
 def test_E08_batches_of_empty_answers_in_a_row_stop_the_run_and_say_what_to_look_for(tmp_path: Path) -> None:
-    nothing = TrainReply(applied=0, skipped=2, dumped=[], metrics={}, tokens=0, started=0.0, finished=1.0)
+    nothing = TrainReply(applied=0, skipped=2, dumped=[], metrics={}, tokens=0, rewards=[], started=0.0, finished=1.0)
     loop = TrainingLoop(SimpleNamespace(directory=SimpleNamespace(path=tmp_path)))  # type: ignore[arg-type]  # no more is used
     for _ in range(MAX_SKIPPED_IN_A_ROW - 1):
         loop._count_skips(nothing)

@@ -57,4 +57,5 @@ async def test_G11_an_engine_that_is_not_finite_is_refused_too() -> None:
 async def test_G11_agreement_is_logged_with_its_gap() -> None:
     (event,) = await self_check(1e-5)
     assert event["instance"] == "rollout-0"
+    assert event["tolerance"] == 1e-3
     assert event["max_abs_logprob_diff"] == pytest.approx(1e-5, rel=0.1)

@@ -90,3 +90,21 @@ def test_a_fake_that_fails_when_it_is_told_to_fails_the_run_in_those_words(
     assert done.returncode == 1
     logs = "".join(path.read_text() for path in (tmp_path / "run" / "logs").glob("*.log"))
     assert said in done.stderr + logs
+
+
+ALTERED = '''"""A storage that pays a little more than was reported."""
+
+from headrace.testing import FakeStorage
+
+
+class Altered(FakeStorage):
+    def put(self, batch):
+        return super().put(batch.with_columns({"reward": batch.dense("reward") + 0.125}))
+'''
+
+
+def test_rewards_that_the_trainer_reads_otherwise_than_they_were_reported_fail_the_audit(tmp_path: Path) -> None:
+    (tmp_path / "altered.py").write_text(ALTERED)
+    done = run(tmp_path, "storage.use='./altered.py:Altered'", "phase.only.steps=2")
+    assert done.returncode == 1
+    assert audit_run(tmp_path / "run").violated == {"rewards": 2 * 8 * 4}

@@ -371,6 +371,7 @@ class World:
             version=lease.version,
             groups=lease.groups,
             rows=lease.rows,
+            rewards=[1.0] * len(lease.rows),
             applied=True,
             optimizer_steps=1,
             started=0.0,

@@ -65,6 +65,7 @@ class Simulation(RunFiles):
         """Trajectory → its present try."""
         self._generating: Counter[int] = Counter()
         self._ready: list[tuple[int, int]] = []
+        self._rewards: dict[int, float] = {}
         self._blocked = False
         self._idle_since: float | None = None
         self._rollout = False
@@ -86,7 +87,7 @@ class Simulation(RunFiles):
         self._start_nodes()
         self._publish(0)
         for name in self._free:
-            self._emit("self_check", instance=name, version=0, max_abs_logprob_diff=3e-6)
+            self._emit("self_check", instance=name, version=0, max_abs_logprob_diff=3e-6, tolerance=1e-3)
         if self._warm_up:
             self._phase(WARM_UP, rollout=False)
             for _ in range(self._warm_up):
@@ -256,6 +257,7 @@ class Simulation(RunFiles):
         version, members = self._waiting.pop(group)
         for member in members:
             reward = 1.0 if not self._rollout or self._random.random() < self._skill(version) else 0.0
+            self._rewards[member] = reward
             self._emit("trajectory_scored", trajectory=member, reward=reward)
             self._emit("row_stored", row=member, trajectory=member, group=group, version=version, nbytes=640)
         self._generating[version] -= 1
@@ -283,6 +285,7 @@ class Simulation(RunFiles):
                 version=version,
                 groups=groups,
                 rows=rows,
+                rewards=[self._rewards[row] for row in rows],
                 applied=True,
                 optimizer_steps=4,
                 started=started,

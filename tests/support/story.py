@@ -21,6 +21,7 @@ class Story:
         self._log = EventLog(directory / "events.jsonl")
         self._version = -1
         self._groups = 0
+        self._rewards: dict[int, float | None] = {}
         self._version_of: dict[int, int] = {}
         self.tell("run_started", job="story", seed=0, instances=[INSTANCE])
         self.publish()
@@ -98,6 +99,7 @@ class Story:
                 "finished": 1.0,
             }
             self.tell("trajectory_finished", **(told | changed))
+            self._rewards[t] = reward
             self.tell("trajectory_scored", trajectory=t, reward=reward)
             self.tell("row_stored", row=t, trajectory=t, group=group, version=version, nbytes=64)
 
@@ -106,9 +108,8 @@ class Story:
         at = self._version if version is None else version
         batch = {"version": at, "groups": list(groups), "rows": [t for g in groups for t in self.members(g)]}
         self.tell("batch_taken", **batch)
-        self.tell(
-            "batch_trained", **batch, applied=True, optimizer_steps=1, started=1.0, finished=4.0, wait_seconds=1.0
-        )
+        done = {"applied": True, "optimizer_steps": 1, "started": 1.0, "finished": 4.0, "wait_seconds": 1.0}
+        self.tell("batch_trained", **batch, rewards=[self._rewards.get(row) for row in batch["rows"]], **done)
         self.publish()
 
     def step(self) -> None:

@@ -131,8 +131,20 @@ class _Auditor:
     # ------------------------------------------------------------ the run
 
     def _self_checked(self, event: SelfCheck) -> None:
-        if event.max_abs_logprob_diff is not None:
-            self._self_check = max(self._self_check or 0.0, event.max_abs_logprob_diff)
+        """An instance computes what the trainer computes."""
+        gap = event.max_abs_logprob_diff
+        self._findings.check(
+            gap is not None and gap <= event.tolerance,
+            "agreement",
+            event.seq,
+            "{} and the trainer differ by {} nats on the same tokens at version {}, tolerance {}",
+            event.instance,
+            "NaN" if gap is None else gap,
+            event.version,
+            event.tolerance,
+        )
+        if gap is not None:
+            self._self_check = max(self._self_check or 0.0, gap)
 
     def _run_finished(self, event: RunFinished) -> None:
         """A completed run leaves nothing behind."""

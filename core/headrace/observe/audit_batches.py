@@ -1,7 +1,10 @@
-"""The audit of training batches: whole groups, the taken batch and no other, within the bound on staleness."""
+"""The audit of training batches: whole groups, the taken batch and no other, the rewards that were reported, within the
+bound on staleness."""
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections import Counter, defaultdict
 
 from headrace.observe.audit_findings import Findings
@@ -140,6 +143,7 @@ class BatchChecker:
     def batch_trained(self, event: BatchTrained) -> None:
         """Exactly what was taken; applied, it makes the next version."""
         self._check_same(event, "trained")
+        self._check_rewards(event)
         self.taken = None
         self._end_rows(event)
         self.optimizer_steps += event.optimizer_steps
@@ -148,6 +152,31 @@ class BatchChecker:
             self._versions.current = event.version + 1
         else:
             self.skipped += 1
+
+    def _check_rewards(self, event: BatchTrained) -> None:
+        """Rewards reach the log by way of the controller, and the trainer with the rows: two ways, one number."""
+        whole = self._check(
+            len(event.rewards) == len(event.rows),
+            "rewards",
+            event.seq,
+            "the trainer read {} rewards with {} rows",
+            len(event.rewards),
+            len(event.rows),
+        )
+        if not whole:
+            return
+        books = self._groups
+        for row, read in zip(event.rows, event.rewards, strict=True):
+            if trajectory := books.live.get(books.rows.get(row, -1)):
+                self._check(
+                    _as_stored(trajectory.reward) == read,
+                    "rewards",
+                    event.seq,
+                    "row {} was scored {}, the trainer read {}",
+                    row,
+                    trajectory.reward,
+                    read,
+                )
 
     def _end_rows(self, event: BatchTrained) -> None:
         books = self._groups
@@ -188,3 +217,9 @@ class BatchChecker:
             staleness,
             phase.max_staleness,
         )
+
+
+def _as_stored(reward: float | None) -> float | None:
+    """As a row's float32 is written to the log, where what is not finite is null."""
+    stored = math.nan if reward is None else ctypes.c_float(reward).value
+    return stored if math.isfinite(stored) else None

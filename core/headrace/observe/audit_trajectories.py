@@ -148,8 +148,17 @@ class TrajectoryChecker:
         self._find(event.trajectory, event.seq, "failed")
 
     def trajectory_scored(self, event: TrajectoryScored) -> None:
-        """Remembered for the batch."""
+        """Once; remembered for the batch."""
         if found := self._find(event.trajectory, event.seq, "scored"):
+            self._check(
+                not found.scored,
+                "rewards",
+                event.seq,
+                "trajectory {} scored {}, before it was {}",
+                event.trajectory,
+                event.reward,
+                found.reward,
+            )
             found.scored, found.reward = True, event.reward
             if event.reward is not None and found.group.phase.rollout:
                 self.scored += 1

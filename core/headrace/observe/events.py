@@ -198,6 +198,9 @@ class BatchTrained(Event, frozen=True, kw_only=True):
     """The version the batch was trained at; applied, it makes ``version + 1``."""
     groups: list[int]
     rows: list[int]
+    rewards: list[float | None]
+    """Of ``rows``, float32 as the trainer read them from storage: a second witness of what was reported as scored. None
+    for a row that could not be scored."""
     applied: bool
     optimizer_steps: int
     started: float
@@ -213,6 +216,9 @@ class SelfCheck(Event, frozen=True, kw_only=True):
     instance: str
     version: int
     max_abs_logprob_diff: float | None
+    """Nats; None when it is not finite."""
+    tolerance: float
+    """Nats: a larger difference is an engine that computes something else."""
 
 
 class EvaluationStarted(Event, frozen=True, kw_only=True):

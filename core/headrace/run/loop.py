@@ -218,6 +218,7 @@ class TrainingLoop:
             version=lease.version,
             groups=lease.groups,
             rows=lease.rows,
+            rewards=reply.rewards,
             applied=applied,
             optimizer_steps=reply.applied,
             started=reply.started,

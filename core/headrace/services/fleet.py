@@ -203,7 +203,7 @@ class Fleet:
             return
         gap = largest_gap(loaded.logprobs, self._published[version].logprobs)
         if not instance.versions:
-            self._emit("self_check", instance=instance.name, version=version, max_abs_logprob_diff=gap)
+            self._tell_gap(instance, version, gap)
         require_agreement(instance.name, version, gap, self._tolerance)
 
     async def wait_for(self, version: int, *, everywhere: bool) -> None:
@@ -239,5 +239,14 @@ class Fleet:
                 if not self._is_lost(instance):
                     raise
                 continue
-            self._emit("self_check", instance=instance.name, version=version, max_abs_logprob_diff=gap)
+            self._tell_gap(instance, version, gap)
             require_agreement(instance.name, version, gap, self._tolerance)
+
+    def _tell_gap(self, instance: Instance, version: int, gap: float) -> None:
+        self._emit(
+            "self_check",
+            instance=instance.name,
+            version=version,
+            max_abs_logprob_diff=gap,
+            tolerance=self._tolerance,
+        )

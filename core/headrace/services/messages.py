@@ -173,6 +173,8 @@ class TrainReply(Message, frozen=True):
     metrics: dict[str, Metric]
     tokens: int
     """Sampled tokens of the rows that were trained."""
+    rewards: list[float]
+    """Of every row in the order asked for, as read from storage; NaN when it could not be scored."""
     started: float
     finished: float
 

@@ -240,7 +240,7 @@ class _Phase:
 
     def train(self, batch: Batch, version: int) -> TrainReply:
         started = clock.now()
-        staleness = version - batch.dense(VERSION)
+        staleness, rewards = version - batch.dense(VERSION), batch.dense(REWARD).tolist()
         prepared = self._algorithm.prepare(batch)
         batch = batch.with_columns(prepared.columns)
         trained = np.asarray(prepared.trained, dtype=bool)
@@ -259,6 +259,7 @@ class _Phase:
                 [prepared.metrics, _staleness_metrics(staleness), *(_step_metrics(r) for r in results)]
             ),
             tokens=sum(int(mask.sum()) for mask, used in zip(batch.ragged(LOSS_MASK), trained, strict=True) if used),
+            rewards=rewards,
             started=started,
             finished=clock.now(),
         )

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headrace.errors import RunError
@@ -121,12 +122,25 @@ def test_a_member_that_could_not_be_scored_keeps_its_group_whole_and_is_counted(
     simulation: Any, tmp_path: Path
 ) -> None:
     events = copy.deepcopy(simulation.events)
-    row = events[index(events, "batch_trained")]["rows"][0]
-    events[index(events, "trajectory_scored", trajectory=row)]["reward"] = None
+    trained = events[index(events, "batch_trained")]
+    events[index(events, "trajectory_scored", trajectory=trained["rows"][0])]["reward"] = None
+    trained["rewards"][0] = None
     result = audited(events, tmp_path)
     assert result.ok, result.violations
     assert result.summary["unscored"] == 1
     assert "1 trajectories in the batches could not be scored" in str(result)
+
+
+@pytest.mark.parametrize(("scored", "read"), [(0.1, float(np.float32(0.1))), (1e39, None)], ids=["rounded", "infinite"])
+def test_the_trainer_reads_rewards_in_single_precision(
+    scored: float, read: Any, simulation: Any, tmp_path: Path
+) -> None:
+    events = copy.deepcopy(simulation.events)
+    trained = events[index(events, "batch_trained")]
+    events[index(events, "trajectory_scored", trajectory=trained["rows"][0])]["reward"] = scored
+    trained["rewards"][0] = read
+    result = audited(events, tmp_path)
+    assert result.ok, result.violations
 
 
 def test_a_stopped_run_may_leave_work_behind_and_says_so(simulation: Any, tmp_path: Path) -> None:
@@ -147,7 +161,7 @@ def test_a_killed_run_with_half_a_last_line_is_audited_up_to_there(run_dir: Path
     assert result.summary["events"] == 900
     assert result.summary["cut_short"]
     text = format_audit(result)
-    assert result.verdict.startswith("PASS so far: 12 rules over 900 events")
+    assert result.verdict.startswith("PASS so far: 14 rules over 900 events")
     assert "line 901 is cut in the middle" in text
     assert "still going, or was killed" in text
     assert "covered: the 900 events of the first" in text
@@ -199,7 +213,7 @@ def test_an_empty_log_is_refused(tmp_path: Path) -> None:
 def test_the_text_fits_a_screen_and_tells_the_verdict_first(run_dir: Path) -> None:
     lines = format_audit(audit_run(run_dir), title="runs/sort-symbols-1").splitlines()
     assert lines[0] == "audit runs/sort-symbols-1"
-    assert lines[2].startswith("PASS: 12 rules over 1,")
+    assert lines[2].startswith("PASS: 14 rules over 1,")
     assert lines[2].endswith(" events, 240 trajectories trained, none lost")
     assert len(lines) <= 34
     assert max(len(line) for line in lines) <= 80

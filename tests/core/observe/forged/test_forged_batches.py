@@ -103,6 +103,18 @@ def weights_other_than_published(log: Any) -> None:
     log.one("instance_version")["digest"] = "0" * 16
 
 
+def of_self_check(log: Any, gap: float | None) -> None:
+    next(e for e in log.events if e["kind"] == "self_check")["max_abs_logprob_diff"] = gap
+
+
+def an_engine_that_computes_something_else(log: Any) -> None:
+    of_self_check(log, 0.25)
+
+
+def an_engine_that_is_not_finite(log: Any) -> None:
+    of_self_check(log, None)
+
+
 def a_start_before_the_instance_has_the_weights(log: Any) -> None:
     log.remove(log.one("instance_version"))
 
@@ -213,6 +225,8 @@ LIES: tuple[tuple[str, Callable[[Any], None], str], ...] = (
     ("weights", weights_other_than_published, "with digest 0000000000000000, published was"),
     ("weights", a_start_before_the_instance_has_the_weights, "before the instance committed it"),
     ("weights", a_start_on_an_instance_that_was_restarted, "before the instance committed it"),
+    ("agreement", an_engine_that_computes_something_else, r"rollout-0 .* differ by 0\.25 nats .* tolerance 0\.001"),
+    ("agreement", an_engine_that_is_not_finite, "differ by NaN nats"),
     ("window", a_version_retired_in_use, r"retired with \d+ groups in flight"),
     ("window", a_group_under_a_retired_version, "under version 3, which is not live"),
     ("window", a_version_published_over_one_too_old, "is in flight, max_staleness 0"),

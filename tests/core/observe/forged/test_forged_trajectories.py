@@ -129,6 +129,32 @@ def a_trained_answer_that_was_never_scored(log: Any) -> None:
     log.remove(log.one("trajectory_scored", trajectory=log.trained_group()[1][0]))
 
 
+def a_better_reward(log: Any) -> None:
+    trajectory = log.trained_group()[1][0]
+    event = log.one("trajectory_scored", trajectory=trajectory)
+    event["reward"] = 1.0 - event["reward"]
+
+
+def two_exchanged_rewards(log: Any) -> None:
+    trained = log.one("batch_trained")
+    scored = {row: log.one("trajectory_scored", trajectory=row) for row in trained["rows"]}
+    good, bad = (next(e for e in scored.values() if e["reward"] == value) for value in (1.0, 0.0))
+    good["reward"], bad["reward"] = 0.0, 1.0
+
+
+def a_reward_taken_away(log: Any) -> None:
+    log.one("trajectory_scored", trajectory=log.trained_group()[1][0])["reward"] = None
+
+
+def a_trajectory_scored_twice(log: Any) -> None:
+    event = log.one("trajectory_scored")
+    log.insert(event, event)
+
+
+def a_reward_that_the_trainer_never_read(log: Any) -> None:
+    log.one("batch_trained")["rewards"].pop()
+
+
 LIES: tuple[tuple[str, Callable[[Any], None], str], ...] = (
     ("one_version", a_token_of_another_version, r"has tokens of versions \[\d+, \d+\]"),
     ("one_version", a_span_of_another_version, "has tokens of versions"),
@@ -157,6 +183,12 @@ LIES: tuple[tuple[str, Callable[[Any], None], str], ...] = (
     ("conservation", a_group_carried_into_the_next_phase, "groups of an earlier phase are neither trained"),
     ("scored", a_trained_answer_that_was_cut_off, "taken with finish reason 'aborted'"),
     ("scored", a_trained_answer_that_was_never_scored, "judged: False"),
+    ("rewards", a_better_reward, r"row .* was scored (0|1)\.0, the trainer read (?!\1)"),
+    ("rewards", two_exchanged_rewards, r"was scored 0\.0, the trainer read 1\.0"),
+    ("rewards", two_exchanged_rewards, r"was scored 1\.0, the trainer read 0\.0"),
+    ("rewards", a_reward_taken_away, "was scored None, the trainer read"),
+    ("rewards", a_trajectory_scored_twice, "scored .*, before it was"),
+    ("rewards", a_reward_that_the_trainer_never_read, "read 15 rewards with 16 rows"),
 )
 
 
