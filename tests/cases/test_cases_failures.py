@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import RunError
-from headrace.services.failures import FailureShare
+from headrace.services.failures import FailureShare, gist
 
 
 def test_I02_one_failing_reward_is_counted_by_type_and_the_run_goes_on() -> None:
@@ -34,3 +34,22 @@ def test_I02_the_limit_is_a_share_of_the_newest_trajectories() -> None:
 
 def test_I02_no_run_stops_before_a_whole_batch_was_seen() -> None:
     FailureShare(window=16, limit=0.5).record(trajectories=8, failed={"ValueError": 8})
+
+
+@pytest.mark.parametrize(
+    ("detail", "said"),
+    [
+        (
+            "Traceback (most recent call last):\n  File ...\n    1 / 0\nZeroDivisionError: by zero\n",
+            "ZeroDivisionError: by zero",
+        ),
+        (
+            "headrace.errors.ContractError: reward 'r' returned None\n  fix:  return a number",
+            "reward 'r' returned None",
+        ),
+        ("no score within 10 s", "no score within 10 s"),
+        ("", ""),
+    ],
+)
+def test_I02_the_gist_of_a_failure_is_what_went_wrong(detail: str, said: str) -> None:
+    assert gist(detail).endswith(said)

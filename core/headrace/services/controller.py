@@ -19,7 +19,7 @@ from headrace.errors import HeadraceError, RunError
 from headrace.flow import BatchLease, Flow
 from headrace.services.attempts import Attempts
 from headrace.services.board import WorkBoard
-from headrace.services.failures import FailureShare
+from headrace.services.failures import FailureShare, gist
 from headrace.services.fleet import Fleet
 from headrace.services.groups import STORAGE_LOST, GroupPlan, Groups
 from headrace.services.messages import (
@@ -328,8 +328,7 @@ class Controller:
         self.tally.failed.update(failed)
         for reason in failed.keys() - self._told:  # the first of its kind; how many there are is in the metrics
             self._told.add(reason)
-            last = detail.rstrip().rpartition("\n")[2]
-            self._notice(f"an answer could not be scored or its episode failed ({reason}): {last}")
+            self._notice(f"an answer could not be scored or its episode failed ({reason}): {gist(detail)}")
         try:
             self._failures.record(trajectories=trajectories, failed=failed, detail=detail)
         except RunError as error:

@@ -50,5 +50,10 @@ class FailureShare:
             )
 
 
+def gist(detail: str) -> str:
+    """The line of a traceback or sentence that says what went wrong: the last that is not indented."""
+    return next((line for line in reversed(detail.splitlines()) if line and not line[0].isspace()), "")
+
+
 def _indented(text: str) -> str:
     return "\n".join(f"    | {line}" for line in text.rstrip().splitlines())

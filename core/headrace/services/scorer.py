@@ -25,7 +25,6 @@ from headrace.services.scoring_messages import (
     DETAIL_CHARACTERS,
     Raised,
     Ready,
-    Reply,
     Scored,
     ScoringRequest,
     ScoringSetup,
@@ -61,7 +60,7 @@ def score_until_closed(socket_fd: int) -> int:
             reply = _score(environment, request.task, request.episode)
             if os.getpid() != me:
                 os._exit(0)  # a reward forked and its child returned: only the parent may answer
-            connection.sendall(pack(reply))
+            connection.sendall(reply)
             _reap()
     return 0
 
@@ -85,11 +84,12 @@ def _build(setup: ScoringSetup) -> Environment | Raised:
     return environment
 
 
-def _score(environment: Environment, task: Task, episode: Episode) -> Reply:
+def _score(environment: Environment, task: Task, episode: Episode) -> bytes:
+    """The reply, packed: what cannot travel is no score either."""
     try:
-        return Scored(score=_checked(environment.score(task, episode)))
+        return pack(Scored(score=_checked(environment.score(task, episode))))
     except BaseException as error:  # as in _build; a reward that exits has no score either
-        return _raised(error)
+        return pack(_raised(error))
 
 
 def _checked(score: object) -> Score:
@@ -115,14 +115,14 @@ def _raised(error: BaseException) -> Raised:
     """What the pool is told; the log gets the whole traceback."""
     with suppress(Exception):  # foreign code may have closed standard error
         print("".join(traceback.format_exception(error))[-LOGGED_CHARACTERS:], file=sys.stderr)
-    detail = "".join(traceback.format_exception(type(error), error, _foreign(error)))[-DETAIL_CHARACTERS:]
+    detail = "".join(traceback.format_exception(type(error), error, _foreign(error)))
     known = error if isinstance(error, HeadraceError) else HeadraceError(_text(error))
     return Raised(
         error=type(error).__name__,
-        message=known.message[:DETAIL_CHARACTERS],
-        origin=known.origin[:DETAIL_CHARACTERS],
-        fix=known.fix[:DETAIL_CHARACTERS],
-        detail=detail,
+        message=_sendable(known.message),
+        origin=_sendable(known.origin),
+        fix=_sendable(known.fix),
+        detail=_sendable(detail[-DETAIL_CHARACTERS:]),
     )
 
 
@@ -136,4 +136,10 @@ def _foreign(error: BaseException) -> TracebackType | None:
 
 
 def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    """``Class: message``, also of an exception that cannot say its message."""
+    return "".join(traceback.format_exception_only(error)).strip()
+
+
+def _sendable(text: str) -> str:
+    """Bounded, and without the halves of characters that a model's bytes may leave in a message."""
+    return text[:DETAIL_CHARACTERS].encode(errors="backslashreplace").decode()

@@ -4,7 +4,8 @@
 
 A slot hands its worker a few episodes at a time and expects the replies in order, each within the deadline; so
 the first episode without a reply is the one to blame. Its worker is killed with everything it started and
-replaced, and the episodes behind it are queued again.
+replaced, and the episodes behind it are queued again. What a worker was scoring when it was killed is scored once
+more, since the kill may have come from outside.
 
 | the reward …                           | outcome                                          |
 |----------------------------------------|--------------------------------------------------|
@@ -12,7 +13,7 @@ replaced, and the episodes behind it are queued again.
 | returns NaN                            | failure ``unscored``                             |
 | raises, calls sys.exit, returns else   | failure ``exception``, reason = exception's class|
 | takes longer than the deadline         | failure ``deadline``, worker replaced            |
-| ends the process                       | failure ``crash``, worker replaced               |
+| ends the process, or is killed twice   | failure ``crash``, worker replaced               |
 | prints                                 | output to the log, up to a bound                 |
 | leaves processes behind                | they end with its worker, at the latest          |
 
@@ -33,7 +34,7 @@ from headrace.contract import Environment, EnvironmentContext, Episode, Score, T
 from headrace.errors import HeadraceError
 from headrace.registry import PluginSpec, build
 from headrace.services.scoring_messages import Raised, Reply, Scored, ScoringRequest, ScoringSetup, pack
-from headrace.services.scoring_process import Ended, ScoringProcess, describe
+from headrace.services.scoring_process import Ended, ScoringProcess, describe, was_killed
 
 BATCH = 32
 """Episodes handed to a worker at once, at most."""
@@ -75,7 +76,7 @@ class _Item:
         self.request = request
         self.failed = failed
         self.tried = False
-        """Whether a process ended while it scored this."""
+        """Whether a process was killed while it scored this."""
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
     def resolve(self, outcome: Outcome) -> None:
@@ -185,43 +186,48 @@ class ScoringPool:
     async def _serve(self, worker: ScoringProcess) -> None:
         """One slot: keeps one worker alive and busy until it is cancelled."""
         items: list[_Item] = []
+        again: list[_Item] = []
         pace = math.inf
         try:
             while True:
                 problem: HeadraceError | None = None
                 if worker.lost:
                     worker, problem = await self._replace(worker)
-                items = await self._take(pace)
+                # At once: behind everything that waits its failure would be told late.
+                items = again or await self._take(pace)
+                again = []
                 if problem is not None:
                     self._fail(items, problem)
                 elif worker.lost:  # it ended while idle, through no fault of these
                     self._requeue(items)
                 else:
-                    pace = await self._run(worker, items)
+                    pace, again = await self._run(worker, items)
         finally:
             await worker.kill()
-            for item in items:
+            for item in [*items, *again]:
                 item.resolve(_closed())
 
-    async def _run(self, worker: ScoringProcess, items: Sequence[_Item]) -> float:
-        """Returns the seconds that one episode took."""
+    async def _run(self, worker: ScoringProcess, items: Sequence[_Item]) -> tuple[float, list[_Item]]:
+        """Returns the seconds that one episode took, and what to score again."""
         loop = asyncio.get_running_loop()
         start = loop.time()
         ended, answered = await worker.run([(i.request, i.answer) for i in items], deadline=self._deadline)
         pace = max(loop.time() - start, 1e-9) / max(answered, 1)
+        again: list[_Item] = []
         if ended != "done":
             # Only now: whoever learns of the failure may rely on the worker being gone.
-            failure = self._failure(ended, await worker.kill())
+            code = await worker.kill()
+            failure = self._failure(ended, code)
             if ended == "lost":
                 self._lost(failure.detail)
-            rest = items[answered + 1 :]
-            if ended == "lost" and not items[answered].tried:
-                items[answered].tried = True  # it may have been killed from outside: once more
-                rest = items[answered:]
+            item = items[answered]
+            if ended == "lost" and was_killed(code) and not item.tried:
+                item.tried = True
+                again = [item]
             else:
-                items[answered].resolve(failure)
-            self._requeue(rest)
-        return pace
+                item.resolve(failure)
+            self._requeue(items[answered + 1 :])
+        return pace, again
 
     async def _replace(self, worker: ScoringProcess) -> tuple[ScoringProcess, HeadraceError | None]:
         await worker.kill()
@@ -251,7 +257,8 @@ class ScoringPool:
 
     def _failure(self, ended: Ended, code: int | None) -> ScoringFailure:
         if ended == "deadline":
-            return ScoringFailure("deadline", kind="deadline", detail=f"no score within {self._deadline:g} s")
+            detail = f"no score within {self._deadline:g} s ([environment] scoring_deadline)"
+            return ScoringFailure("deadline", kind="deadline", detail=detail)
         return ScoringFailure("crash", kind="crash", detail=f"the scoring process ended: {describe(code)}")
 
 

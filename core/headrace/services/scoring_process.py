@@ -172,6 +172,8 @@ async def _gone(process: asyncio.subprocess.Process) -> int | None:
     """Close the lifeline and wait; a guard that does not go is killed itself."""
     if process.stdin is not None:
         process.stdin.close()
+    with suppress(ProcessLookupError):
+        process.send_signal(signal.SIGCONT)  # a guard that was stopped could not see it
     with suppress(TimeoutError):
         return await asyncio.wait_for(process.wait(), END_DEADLINE)
     with suppress(ProcessLookupError):
@@ -183,16 +185,29 @@ def _log(path: str) -> BinaryIO:
     return open(path or os.devnull, "ab")
 
 
+def was_killed(code: int | None) -> bool:
+    """Whether a worker with this exit code was killed, perhaps from outside: by a person or for memory."""
+    return _signal(code) in (signal.SIGKILL, signal.SIGTERM)
+
+
 def describe(code: int | None) -> str:
     """A worker's exit code in words."""
     if code is None:
         return "it could not be ended"
-    if code <= 128:
+    number = _signal(code)
+    if not number:
         return f"exit code {code}"
     try:
-        return f"killed by {signal.Signals(code - 128).name}"
+        return f"killed by {signal.Signals(number).name}"
     except ValueError:
-        return f"killed by signal {code - 128}"
+        return f"killed by signal {number}"
+
+
+def _signal(code: int | None) -> int:
+    """What ended the scorer, by its guard's word (128 + signal), or the guard itself (-signal); 0 for an exit."""
+    if code is None:
+        return 0
+    return -code if code < 0 else max(code - 128, 0)
 
 
 def _error_of(raised: Raised) -> HeadraceError:

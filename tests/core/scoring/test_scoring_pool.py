@@ -103,6 +103,9 @@ async def test_a_failure_shows_the_users_frames_and_the_log_has_all(
         ("raise KeyboardInterrupt", ("KeyboardInterrupt", "exception")),
         ("def deeper(): deeper()\ndeeper()", ("RecursionError", "exception")),
         ("raise ValueError('x' * 10_000_000)", ("ValueError", "exception")),
+        ("raise ValueError('\\ud800')", ("ValueError", "exception")),
+        ("raise type('Mute', (Exception,), {'__module__': 'm', '__str__': lambda self: 1 / 0})", ("Mute", "exception")),
+        ("result = Score(reward=1.0, components={'\\ud800': 1.0})", ("UnicodeEncodeError", "exception")),
         ("os.close(1); os.close(2); print('gone')", ("OSError", "exception")),
         ("[os.close(d) for d in range(3, 64) if os.path.exists(f'/proc/self/fd/{d}')]", ("crash", "crash")),
         ("sys.stdin.read()", 1.0),
@@ -180,7 +183,7 @@ async def test_a_worker_that_cannot_be_replaced_fails_episodes_instead_of_holdin
     scoring = pool(arguments={"code": "if not (here / 'data').exists(): raise ConfigError('the data is gone')"})
     await scoring.start()
     with pytest.raises(ScoringFailure, match="ConfigError: no worker: the data is gone"):
-        await scoring.score(task("(here / 'data').unlink(); os._exit(1)"), episode)
+        await scoring.score(task("(here / 'data').unlink(); os.kill(os.getpid(), 9)"), episode)
     (tmp_path / "data").touch()
     # The replacement that was tried before the data came back may still fail one episode, but no second.
     outcomes = [await scoring.score_many([(task(), episode)]) for _ in range(2)]
@@ -261,16 +264,31 @@ async def test_an_episode_whose_worker_was_killed_is_scored_once_more_and_the_lo
     lost: list[str] = []
     scoring = pool(lost=lost.append)
     await scoring.start()
-    once = "mark = here / 'killed'\nif not mark.exists():\n    mark.touch()\n    os.kill(os.getpid(), 9)"
-    assert told(await scoring.score(task(once), episode)) == 1.0
+    for pid in ("os.getpid()", "os.getppid()"):  # the scorer's, and its guard's
+        mark = f"mark = here / '{pid}'\nif not mark.exists():\n    mark.touch()\n"
+        once = f"{mark}    os.kill({pid}, 9)\n    while True: pass"
+        assert told(await scoring.score(task(once), episode)) == 1.0
+    assert lost == ["the scoring process ended: killed by SIGKILL"] * 2
+    with pytest.raises(ScoringFailure, match="killed by SIGKILL"):
+        await scoring.score(task("os.kill(os.getpid(), 9)"), episode)
+    assert len(lost) == 4
+
+
+@pytest.mark.parametrize("end", ["os._exit(3)", "os.abort()"])
+async def test_an_episode_that_ends_its_worker_by_itself_is_not_scored_again(
+    pool: Pool, task: MakeTask, episode: Episode, end: str
+) -> None:
+    lost: list[str] = []
+    scoring = pool(lost=lost.append)
+    await scoring.start()
+    with pytest.raises(ScoringFailure, match="the scoring process ended"):
+        await scoring.score(task(end), episode)
     assert len(lost) == 1
-    with pytest.raises(ScoringFailure, match="exit code 3"):
-        await scoring.score(task("os._exit(3)"), episode)
-    assert len(lost) == 3
 
 
+@pytest.mark.parametrize("fails", ["1 / 0", "os.kill(os.getpid(), 9)"])
 async def test_a_failure_is_told_before_the_rest_is_scored(
-    pool: Pool, task: MakeTask, episode: Episode, tmp_path: Path
+    pool: Pool, task: MakeTask, episode: Episode, tmp_path: Path, fails: str
 ) -> None:
     os.mkfifo(tmp_path / "gate")
     scoring = pool()
@@ -278,7 +296,7 @@ async def test_a_failure_is_told_before_the_rest_is_scored(
     told_early = asyncio.Event()
     waits = task("(here / 'gate').open().read()")
     caller = asyncio.create_task(
-        scoring.score_many([(task("1 / 0"), episode), (waits, episode)], failed=lambda failure: told_early.set())
+        scoring.score_many([(task(fails), episode), (waits, episode)], failed=lambda failure: told_early.set())
     )
     await told_early.wait()
     assert not caller.done()
