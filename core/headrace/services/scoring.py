@@ -216,10 +216,8 @@ class ScoringPool:
         again: list[_Item] = []
         if ended != "done":
             # Only now: whoever learns of the failure may rely on the worker being gone.
-            code = await worker.kill()
+            code = await self._end(worker)
             failure = self._failure(ended, code)
-            if ended == "lost":
-                self._lost(failure.detail)
             item = items[answered]
             if ended == "lost" and was_killed(code) and not item.tried:
                 item.tried = True
@@ -230,11 +228,19 @@ class ScoringPool:
         return pace, again
 
     async def _replace(self, worker: ScoringProcess) -> tuple[ScoringProcess, HeadraceError | None]:
-        await worker.kill()
+        await self._end(worker)
         try:
             return await self._launch(), None
         except HeadraceError as error:
             return worker, error
+
+    async def _end(self, worker: ScoringProcess) -> int | None:
+        """Kill a worker, and tell of it once when it was lost by itself. Its exit code."""
+        code = await worker.kill()
+        if worker.untold:
+            worker.untold = False
+            self._lost(self._failure("lost", code).detail)
+        return code
 
     async def _take(self, pace: float) -> list[_Item]:
         """The next episodes whose callers still wait: few enough that no other slot stays idle for them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from typing import BinaryIO, Literal, TypeAlias
 
 from headrace import errors
 from headrace.errors import ContractError, HeadraceError, RunError
+from headrace.process import kill_marked
 from headrace.services.scoring_messages import REPLY_BYTES, Raised, Reply, ScoringSetup, Unpacker, pack
 from headrace.wire import decode
 from headrace.wire.refusal import RefusedError
@@ -42,8 +44,13 @@ class ScoringProcess(asyncio.Protocol):
         self._ended: asyncio.Future[Ended] | None = None
         self._progress = 0.0
         self._timer: asyncio.TimerHandle
+        self._watching: asyncio.Task[None]
+        self._mark = f"HEADRACE_SCORING={secrets.token_hex(16)}"
+        """In the environment of all that the worker starts."""
         self.lost = False
         """It has ended, or said what no worker says; only :meth:`kill` is left."""
+        self.untold = False
+        """Whether it was lost by itself, and nobody was told so."""
 
     @classmethod
     async def launch(cls, *, python: str, setup: ScoringSetup, log_path: str) -> ScoringProcess:
@@ -101,7 +108,7 @@ class ScoringProcess(asyncio.Protocol):
         self._lose()
         if self._process is None:
             return None
-        ending = asyncio.ensure_future(_gone(self._process))
+        ending = asyncio.ensure_future(_gone(self._process, self._mark))
         try:
             return await asyncio.shield(ending)
         except asyncio.CancelledError:
@@ -121,11 +128,21 @@ class ScoringProcess(asyncio.Protocol):
                 if not self._waiting:
                     self._end("done")
         except (ValueError, RefusedError):
-            self._lose()
+            self._die()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.lost = True
+        self._die()
         self._end("lost")
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """A killed guard leaves what its scorer has forked, which may hold the connection open. One that ends by itself
+        leaves nothing: then the connection ends, after the last reply."""
+        if await process.wait() < 0:
+            self._die()
+
+    def _die(self) -> None:
+        self.untold = self.untold or not self.lost
+        self._lose()
 
     def _lose(self) -> None:
         self.lost = True
@@ -160,7 +177,9 @@ class ScoringProcess(asyncio.Protocol):
                     stderr=log,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
+                    env=os.environ | dict([self._mark.split("=")]),
                 )
+                self._watching = asyncio.create_task(self._watch(self._process))
                 loop = asyncio.get_running_loop()
                 self._transport, _ = await loop.create_unix_connection(lambda: self, sock=ours)
             except BaseException:  # cancelled too: nobody else knows of our end of the pair; raised again
@@ -168,17 +187,22 @@ class ScoringProcess(asyncio.Protocol):
                 raise
 
 
-async def _gone(process: asyncio.subprocess.Process) -> int | None:
-    """Close the lifeline and wait; a guard that does not go is killed itself."""
+async def _gone(process: asyncio.subprocess.Process, mark: str) -> int | None:
+    """Close the lifeline and wait; a guard that does not go is killed itself. What a killed guard leaves is found by
+    its mark."""
     if process.stdin is not None:
         process.stdin.close()
     with suppress(ProcessLookupError):
         process.send_signal(signal.SIGCONT)  # a guard that was stopped could not see it
+    code: int | None = None
     with suppress(TimeoutError):
-        return await asyncio.wait_for(process.wait(), END_DEADLINE)
-    with suppress(ProcessLookupError):
-        process.kill()
-    return None
+        code = await asyncio.wait_for(process.wait(), END_DEADLINE)
+    if code is None:
+        with suppress(ProcessLookupError):
+            process.kill()
+    if code is None or code < 0:
+        await asyncio.to_thread(kill_marked, mark)
+    return code
 
 
 def _log(path: str) -> BinaryIO:

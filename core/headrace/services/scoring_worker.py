@@ -9,7 +9,7 @@ scorer ever started: the scorer's process group, and, as the subreaper (Linux) o
 left that group. Output is passed on until the log is full, and read and forgotten from then on.
 
 Invariant: when the guard has ended, no process that the scorer started is left (elsewhere than on Linux: none of
-its process group).
+its process group). A guard that is killed itself takes the scorer with it; the pool finds what that started.
 """
 
 from __future__ import annotations

@@ -66,6 +66,23 @@ async def test_a_lost_worker_takes_all_it_started_with_it(
     assert all(ends(pid) for pid in pids)
 
 
+async def test_a_worker_whose_guard_is_killed_takes_all_it_started_with_it(
+    pool: Pool, spawned: Callable[[], list[int]], episode: Episode, ends: Ends
+) -> None:
+    lost: list[str] = []
+    scoring = pool(lost=lost.append)
+    await scoring.start()
+    score = asyncio.create_task(scoring.score(Task(id="t", data={"code": SPAWN}), episode))
+    pids = await asyncio.to_thread(spawned)
+    assert (await score).reward == 1.0
+    os.kill(pids[1], signal.SIGKILL)
+    assert ends(pids[0])
+    assert (await scoring.score(Task(id="t", data={"code": "pass"}), episode)).reward == 1.0
+    assert len(pids) == 5
+    assert all(ends(pid) for pid in pids)
+    assert lost == ["the scoring process ended: killed by SIGKILL"], "one that ended while idle is told of too"
+
+
 async def test_closing_a_pool_ends_what_earlier_scores_left_running(
     pool: Pool, spawned: Callable[[], list[int]], episode: Episode, ends: Ends
 ) -> None:
