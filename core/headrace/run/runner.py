@@ -68,8 +68,9 @@ def _to_its_end(run: _Run) -> int:
     status, reason, error = "failed", "", None
     try:
         status, reason = asyncio.run(_until_stopped(run))
-        if status == "stopped" and (command := _continuation(run.directory)):
-            run.journal.notice(f"continue with: {command}")
+        if status == "stopped":
+            command = _continuation(run.directory)
+            run.journal.notice(f"continue with: {command}" if command else "nothing was saved yet: run the job again")
     except HeadraceError as raised:
         reason, error = raised.message, raised
         if command := _continuation(run.directory):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,3 +136,23 @@ async def test_a_run_that_was_completed_before_the_signals_is_complete(monkeypat
     await running.interrupt()
     await running.interrupt()
     assert await running.end() == ("completed", "")
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_an_interrupted_run_says_what_to_do_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, saved: bool) -> None:
+    async def stopped(run: Any) -> tuple[str, str]:
+        return "stopped", "SIGINT"
+
+    monkeypatch.setattr(runner, "_until_stopped", stopped)
+    monkeypatch.setattr(runner, "_summary", lambda run, reason: {})
+    if saved:
+        (tmp_path / "version-00000003").mkdir()
+    notices: list[str] = []
+    journal = SimpleNamespace(notice=notices.append, finish=lambda *_: None, close=lambda *_: None)
+    directory = SimpleNamespace(path=tmp_path, checkpoints=tmp_path)
+    run = runner._Run(None, directory, journal, None)  # type: ignore[arg-type]  # the job is not used
+    assert runner._to_its_end(run) == runner.INTERRUPTED
+    expected = (
+        f"continue with: headrace run --resume {tmp_path}" if saved else "nothing was saved yet: run the job again"
+    )
+    assert notices == [expected]
