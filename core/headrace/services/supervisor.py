@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ START_DEADLINE = 120.0
 HEARTBEAT_DEADLINE = 20.0
 STOP_SECONDS = 5.0
 LOG_TAIL_LINES = 15
+WHO_KILLED = "a person killed it, or the kernel for want of memory: then `dmesg` says so, and smaller batches help"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,8 @@ class _Node:
         return RunError(
             f"node {name} (pid {self.process.pid}) {reason}",
             origin=f"{self.log_path}\n{_tail(self.log_path)}",
-            fix=f"read {name}'s log above",
+            # Its log knows nothing of a kill.
+            fix=WHO_KILLED if reason == _cause(-signal.SIGKILL) else f"read {name}'s log above",
         )
 
 

@@ -124,6 +124,7 @@ class Nodes(Launcher):
         self.processes: list[Process] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.lost: list[tuple[str, str]] = []
+        self.fixes: list[str] = []
         self.failures: list[BaseException] = []
         self.supervisor = Supervisor(
             self,
@@ -132,9 +133,13 @@ class Nodes(Launcher):
             controller="",
             max_restarts=max_restarts,
             emit=lambda kind, **fields: self.emit(kind, **fields),
-            lost=lambda name, role, process, error: self.lost.append((process, error.message)),
+            lost=self.told,
             fail=self.failures.append,
         )
+
+    def told(self, name: str, role: str, process: str, error: RunError) -> None:
+        self.lost.append((process, error.message))
+        self.fixes.append(error.fix)
 
     async def launch(self, node: NodeLaunch) -> NodeProcess:
         self.processes.append(Process(len(self.processes)))
@@ -169,6 +174,17 @@ async def test_a_node_that_served_and_is_gone_is_lost_once_with_its_cause(nodes:
     await turns()
     assert nodes.lost == [("storage-0.0", "node storage-0 (pid 0) was killed by signal 9")]
     assert nodes.processes[0].killed, "what the node started must not outlive it"
+
+
+@pytest.mark.parametrize(("status", "fix"), [(-9, "memory"), (1, "read storage-0's log")])
+async def test_who_reads_of_a_lost_node_is_sent_where_its_cause_can_be_found(
+    nodes: Nodes, status: int, fix: str
+) -> None:
+    nodes.register()
+    await nodes.supervisor.address("storage-0")
+    nodes.processes[0].end(status)
+    await turns()
+    assert fix in nodes.fixes[0]
 
 
 async def test_a_node_that_ends_before_it_serves_is_not_lost_but_fails_who_waits(nodes: Nodes) -> None:
