@@ -37,20 +37,22 @@ def test_K05_killed_at_any_instant_of_a_save_a_run_resumes_from_this_step_or_the
         command, capture_output=True, text=True, check=False, cwd=Path(killed_saves.__file__).parents[1]
     )
     assert done.returncode == 0, done.stderr
-    versions = json.loads(done.stdout)
-    assert len(versions) >= 20
-    assert versions == sorted(versions), "once it can be resumed from, it can be resumed from"
-    assert set(versions) == {5, second}
+    states = json.loads(done.stdout)
+    assert len(states) >= 20
+    assert states == sorted(states), "once it can be resumed from, it can be resumed from"
+    assert states[0] == [5, 17]
+    assert states[-1] == [second, 18]
+    assert all(state in ([5, 17], [second, 18]) for state in states)
 
 
 def test_K08_a_checkpoint_of_another_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    path = save(tmp_path, 5)
+    path = save(tmp_path / "checkpoints", 5)
     told = json.loads((path / "state.json").read_text()) | {"format": FORMAT + 1, "step": "words of a later version"}
     hidden = staging(path)
     shutil.copytree(path / "trainer", hidden / "trainer")
     complete(hidden, path, told, [])  # type: ignore[arg-type]  # what a later version calls a state
     with pytest.raises(RunError, match=f"format {FORMAT + 1}, expected {FORMAT}") as refused:
-        newest(tmp_path, announced=[path.name])
+        newest(path.parent, in_force=[path.name])
     assert "version of Headrace that wrote it" in refused.value.fix
 
 
@@ -180,6 +182,21 @@ def test_K02_killed_at_the_edge_of_a_phase_a_run_does_what_is_left_and_no_more(
     assert sum(isinstance(event, BatchTrained) for event in list(read_events(directory))[before:]) == 5 - version
     assert (directory / "model" / "final").is_dir()
     assert audit_run(directory).ok
+
+
+def test_K05_killed_before_the_log_names_a_checkpoint_a_run_goes_on_from_the_one_of_the_same_version_before_it(
+    complete_run: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path / "run"
+    killed_after(complete_run, directory, 3)
+    announced, later = sorted((directory / "checkpoints").iterdir())
+    shutil.rmtree(later)
+    unannounced = shutil.copytree(announced, announced.with_name("version-00000003-event-99999999"))
+    resumed = Run(directory, "--resume", str(directory))
+    assert resumed.wait() == 0, resumed.stderr
+    assert audit_run(directory).ok
+    assert announced.is_dir()
+    assert not unannounced.exists()
 
 
 def test_K04_a_run_is_not_resumed_on_other_data(complete_run: Path, tmp_path: Path) -> None:

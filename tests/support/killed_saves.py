@@ -1,4 +1,6 @@
-"""Saves of a checkpoint, by processes that are killed in the middle: ``python -m support.killed_saves FOLDER 5 6``."""
+"""Saves of a checkpoint, by processes that are killed in the middle: ``python -m support.killed_saves FOLDER 5 6``.
+
+The second save is one event after the first, whatever its version: ``5 5`` is after a batch that was skipped."""
 
 from __future__ import annotations
 
@@ -15,12 +17,13 @@ import numpy as np
 from headrace.contract import Batch, Ragged
 from headrace.flow import FlowState, StoredGroup
 from headrace.run.checkpoint import RunState, complete, newest, prune, staging
+from headrace.run.directory import RunDirectory
 from headrace.run.tasks import TasksIdentity
 
 
-def save(checkpoints: Path, version: int) -> Path:
+def save(checkpoints: Path, version: int, *, events: int = 17) -> Path:
     """All of a save: trainer, loader (the flow's position), buffered rows, and the clean-up."""
-    path = checkpoints / f"version-{version:08d}"
+    path = RunDirectory(checkpoints.parent).checkpoint(version, event=events)
     hidden = staging(path)
     (hidden / "trainer").mkdir()
     (hidden / "trainer" / "weights").write_text(f"weights of {version}")
@@ -30,17 +33,21 @@ def save(checkpoints: Path, version: int) -> Path:
     )
     tokens = Ragged.from_arrays([np.full(version, version, dtype=np.int32)])
     rows = Batch(rows=np.array([version]), columns={"tokens": tokens})
-    complete(hidden, path, state(flow), [rows])
+    complete(hidden, path, state(flow, events), [rows])
     with open(checkpoints.parent / "announced", "a") as log:  # as the event log does
         log.write(f"{path.name}\n")
-    prune(path, keep=1)
+    prune(checkpoints, in_force=announced(checkpoints), keep=1)
     return path
 
 
-def state(flow: FlowState) -> RunState:
+def announced(checkpoints: Path) -> list[str]:
+    return (checkpoints.parent / "announced").read_text().split()
+
+
+def state(flow: FlowState, events: int) -> RunState:
     return RunState(
         directory="",
-        events=17,
+        events=events,
         tasks=TasksIdentity(sizes={"train": None, "evaluation": None}, digest=""),
         phase=0,
         step=flow.version,
@@ -58,9 +65,9 @@ def state(flow: FlowState) -> RunState:
     )
 
 
-def resumable(checkpoints: Path) -> int:
-    """The version that everything in the newest checkpoint agrees on."""
-    found = newest(checkpoints, announced=(checkpoints.parent / "announced").read_text().split())
+def resumable(checkpoints: Path) -> tuple[int, int]:
+    """The version that everything in the newest checkpoint agrees on, and the events before it."""
+    found = newest(checkpoints, in_force=announced(checkpoints))
     (rows,) = found.rows()
     (row,) = rows.rows.tolist()
     weights = (found.trainer / "weights").read_text()
@@ -72,14 +79,14 @@ def resumable(checkpoints: Path) -> int:
         f"weights of {version}",
     )
     assert rows.ragged("tokens")[0].tolist() == [version] * version
-    return version
+    return version, found.state.events
 
 
-def killed_at_many_instants(root: Path, *, first: int, second: int) -> list[int]:
+def killed_at_many_instants(root: Path, *, first: int, second: int) -> list[tuple[int, int]]:
     """For every other call to the system that a save of ``second`` makes, one process that is killed with that call;
-    the versions that were resumable after it. For a process of its own: it forks."""
+    the states that were resumable after it. For a process of its own: it forks."""
     os.fsync = lambda descriptor: None  # the system goes on; and a disk is slow
-    versions = []
+    states = []
     for instant in range(0, 1000, 2):
         checkpoints = root / str(instant) / "checkpoints"
         checkpoints.mkdir(parents=True)
@@ -95,12 +102,12 @@ def killed_at_many_instants(root: Path, *, first: int, second: int) -> list[int]
                     os.kill(os.getpid(), signal.SIGKILL)
 
             sys.addaudithook(count)
-            save(checkpoints, second)
+            save(checkpoints, second, events=18)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status == 0:
-            return versions
-        versions.append(resumable(checkpoints))
+            return states
+        states.append(resumable(checkpoints))
         shutil.rmtree(checkpoints.parent)
     raise AssertionError("the save never ends")
 

@@ -54,8 +54,9 @@ class Story:
     def checkpoint(self) -> dict[str, Any]:
         """What a resume from here says."""
         events, version = self._log.count, self._version
-        self.tell("checkpoint_saved", version=version, path=f"checkpoints/{version}", events=events)
-        return {"version": version, "checkpoint": f"checkpoints/{version}", "events": events}
+        path = f"checkpoints/version-{version:08d}-event-{events:08d}"
+        self.tell("checkpoint_saved", version=version, path=path, events=events)
+        return {"version": version, "checkpoint": path, "events": events}
 
     def resume(self, saved: dict[str, Any], *restarted: int) -> None:
         """The process is gone without a word; another goes on from what was saved."""

@@ -7,11 +7,11 @@ but void. A later resume may return to a checkpoint from before an earlier one, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import msgspec
 
-from headrace.observe.events import EVENTS_FILE, AnyEvent, Resumed, read_events
+from headrace.observe.events import EVENTS_FILE, AnyEvent, CheckpointSaved, Resumed, read_events
 from headrace.observe.lines import LineReader
 
 
@@ -50,3 +50,15 @@ def standing_events(path: str | Path) -> Iterator[AnyEvent]:
     """The events of a log or a run directory that are in force, in order. RunError as :func:`read_events`."""
     void = void_events(path)
     return (event for event in read_events(path) if event.seq not in void)
+
+
+def standing_checkpoints(path: str | Path) -> list[str]:
+    """Names of the checkpoints of a log or a run directory whose states are in force, oldest first. The report of one
+    may be void all the same: a resume makes the very report void that it relies on. RunError as :func:`read_events`."""
+    told = [event for event in read_events(path) if isinstance(event, CheckpointSaved | Resumed)]
+    void = VoidEvents(event for event in told if isinstance(event, Resumed))
+    return [
+        PurePath(event.path).name
+        for event in told
+        if isinstance(event, CheckpointSaved) and event.events - 1 not in void
+    ]

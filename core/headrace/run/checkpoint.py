@@ -1,13 +1,15 @@
 """What a run is resumed from: a directory per checkpoint, complete and verified or not there at all.
 
-checkpoints/version-00000025/
+checkpoints/version-00000025-event-00004711/
   manifest.json   size and checksum of every other file, written last
   state.json      where the run was (:class:`RunState`)
   rows-0.bin …    the rows that were stored and not yet trained
   trainer/        the training engine's own save
 
-Written to a hidden directory, synced, renamed. Invariant: a directory under its final name was complete; one that
-differs from its manifest by a byte or a file is never resumed from, and an older one is taken instead.
+Written to a hidden directory, synced, renamed. Invariants: a directory under its final name was complete; one that
+differs from its manifest by a byte or a file is never resumed from, and an older one is taken instead. The name has the
+number of events before the state, which only rises, so one that the event log has in force is never written again: not
+when the version stays, after a batch that was skipped.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +33,7 @@ from headrace.wire import decode, encode
 
 MANIFEST, STATE, TRAINER = "manifest.json", "state.json", "trainer"
 FORMAT = 1
-PARTIAL, REPLACED = ".partial", ".replaced"
+PARTIAL = ".partial"
 
 log = logging.getLogger(__name__)
 
@@ -113,8 +115,6 @@ def staging(path: Path) -> Path:
 def complete(hidden: Path, path: Path, state: RunState, rows: Sequence[Batch]) -> None:
     """Finish a checkpoint whose ``trainer`` part has been written to ``hidden``, and give it its name. RunError when
     the disk refuses it; then nothing has the name."""
-    replaced = path.with_name(f".{path.name}{REPLACED}")
-    shutil.rmtree(replaced, ignore_errors=True)
     try:
         for number, batch in enumerate(rows):
             frames = [bytes(frame) for frame in encode(batch)]
@@ -124,13 +124,10 @@ def complete(hidden: Path, path: Path, state: RunState, rows: Sequence[Batch]) -
         (hidden / MANIFEST).write_bytes(msgspec.json.encode(manifest))
         for written in [hidden, *hidden.rglob("*")]:
             _sync(written)
-        if path.exists():  # of the same version, after a batch that was skipped or a resume
-            path.rename(replaced)
+        shutil.rmtree(path, ignore_errors=True)  # there only when the log lost its end, and with it this number
         hidden.rename(path)
         _sync(path.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
-        _put_back(path.parent)
         shutil.rmtree(hidden, ignore_errors=True)
         raise _unwritable(path, error) from error
 
@@ -174,24 +171,22 @@ def _whole(path: Path) -> Checkpoint:
         raise RunError(f"checkpoint {path} is whole and not understood: {error}", origin=str(path), fix=fix) from error
 
 
-def newest(checkpoints: Path, *, announced: Collection[str]) -> Checkpoint:
-    """The newest that is whole, of those whose names the event log has ``announced``: the log must say what a run was
-    resumed from. Those that are damaged are named in the log. RunError when there is none, or when another version of
-    Headrace wrote it."""
-    _put_back(checkpoints)
-    for path in sorted(checkpoints.glob("version-*"), reverse=True):
-        if path.name not in announced:
-            continue  # its run died between the two
+def newest(checkpoints: Path, *, in_force: Sequence[str]) -> Checkpoint:
+    """The newest that is whole, of those whose names the event log has ``in_force``, oldest first: the log must say
+    what a run was resumed from. Those that are damaged are named in the log. RunError when there is none, or when
+    another version of Headrace wrote it."""
+    there = {path.name: path for path in sorted(checkpoints.glob("version-*"))}
+    for path in [there.pop(name) for name in reversed(in_force) if name in there]:
         try:
             verify(path)
         except RunError as error:
             log.warning("%s; an older checkpoint is looked for", error.message)
         else:
             return _whole(path)
-    if whole := sorted(path.name for path in checkpoints.glob("version-*") if path.name not in announced):
+    if there:
         raise RunError(
-            f"the event log does not say that any checkpoint in {checkpoints} was written ({', '.join(whole)}): "
-            "it is shorter than they are",
+            f"no checkpoint in {checkpoints} is whole and in force: the event log does not say that others were "
+            f"written, or has made them void ({', '.join(there)})",
             origin=str(checkpoints.parent),
             fix="put the whole events.jsonl back, or start the job anew",
         )
@@ -202,23 +197,22 @@ def newest(checkpoints: Path, *, announced: Collection[str]) -> Checkpoint:
     )
 
 
-def _put_back(checkpoints: Path) -> None:
-    """What was put aside for another of its name, which did not get as far as to have it."""
-    for aside in checkpoints.glob(f".version-*{REPLACED}"):
-        path = aside.with_name(aside.name[1 : -len(REPLACED)])
-        if not path.exists():
-            aside.rename(path)
+def settle(path: Path, event_log: Path) -> None:
+    """The announcement of ``path`` is on disk: a machine that loses power must not forget the only one that is left.
+    RunError when the disk refuses it."""
+    try:
+        _sync(event_log)
+    except OSError as error:
+        raise _unwritable(path, error) from error
 
 
-def prune(completed: Path, *, keep: int) -> None:
-    """Remove all but ``completed``, which was written last, and the ``keep`` - 1 before it. Later ones are of a past
-    that a resume has made void."""
-    names = sorted(path.name for path in completed.parent.glob("version-*"))
-    kept = [name for name in names if name <= completed.name][-keep:]
-    for name in set(names).difference(kept):
-        shutil.rmtree(completed.with_name(name))
-    for abandoned in completed.parent.glob(f".version-*{PARTIAL}"):
-        shutil.rmtree(abandoned)  # by a process that was killed
+def prune(checkpoints: Path, *, in_force: Sequence[str], keep: int) -> None:
+    """Remove all but the newest ``keep`` of those whose names the event log has ``in_force``, oldest first: what a
+    resume made void, what was never announced, and what a killed process left half written."""
+    kept = [name for name in in_force if (checkpoints / name).is_dir()][-keep:]
+    for path in [*checkpoints.glob("version-*"), *checkpoints.glob(f".version-*{PARTIAL}")]:
+        if path.name not in kept:
+            shutil.rmtree(path)
 
 
 def _names(checkpoint: Path) -> list[str]:

@@ -109,9 +109,9 @@ class RunDirectory:
         """Whether the model that the run started from was made here, and is whole."""
         return (self.models / "initial" / "config.json").is_file()
 
-    def checkpoint(self, version: int) -> Path:
-        """Where the checkpoint of a version goes; names sort by version."""
-        return self.checkpoints / f"version-{version:08d}"
+    def checkpoint(self, version: int, *, event: int) -> Path:
+        """Where the checkpoint of a version goes that was taken before an event; names sort by both."""
+        return self.checkpoints / f"version-{version:08d}-event-{event:08d}"
 
     def write_job(self, resolved: dict[str, Any]) -> None:
         """Keep the resolved job."""

@@ -13,6 +13,7 @@ import shutil
 from headrace.contract import Batch
 from headrace.errors import HeadraceError, LostRowsError
 from headrace.flow import Flow
+from headrace.observe.epochs import standing_checkpoints
 from headrace.run import checkpoint as checkpoints
 from headrace.run.checkpoint import Checkpoint, RunState
 from headrace.run.parts import Parts, PhaseRun
@@ -31,6 +32,8 @@ class Keeper:
 
     def __init__(self, parts: Parts) -> None:
         self._p = parts
+        self._in_force: list[str] = []
+        """Names of the checkpoints that the event log has announced and no resume made void, oldest first."""
 
     def state(self, flow: Flow, began: PhaseRun, *, step: int, digest: str, skipped_in_a_row: int) -> RunState:
         """This moment, between two batches. ``step``: the next one; ``digest``: of the published weights."""
@@ -55,7 +58,7 @@ class Keeper:
         )
 
     async def write(self, state: RunState) -> None:
-        """A checkpoint of ``state``, while the trainer still has its weights; then forget all but the newest. Rows that
+        """A checkpoint of ``state``, while the trainer still has its weights; then remove all but the newest. Rows that
         storage loses at this very moment cost this checkpoint, not the run."""
         p = self._p
         try:
@@ -63,7 +66,7 @@ class Keeper:
         except LostRowsError as error:
             log.warning("no checkpoint of version %d: %s", state.version, error.message)
             return
-        path = p.directory.checkpoint(state.version)
+        path = p.directory.checkpoint(state.version, event=state.events)
         hidden = checkpoints.staging(path)
         try:
             await p.save(hidden / checkpoints.TRAINER, kind="resume")
@@ -72,7 +75,9 @@ class Keeper:
             raise
         await asyncio.to_thread(checkpoints.complete, hidden, path, state, rows)
         p.journal.emit("checkpoint_saved", version=state.version, path=str(path), events=state.events)
-        checkpoints.prune(path, keep=p.job.checkpoint.keep)
+        self._in_force.append(path.name)
+        await asyncio.to_thread(checkpoints.settle, path, p.directory.events)
+        checkpoints.prune(path.parent, in_force=self._in_force, keep=p.job.checkpoint.keep)
 
     async def _rows(self, state: RunState) -> list[Batch]:
         size = self._p.job.phases[state.phase].batch.group_size
@@ -85,6 +90,7 @@ class Keeper:
     async def restore(self, checkpoint: Checkpoint) -> None:
         """Weights, optimiser, rows and counters are back where they were."""
         p, state = self._p, checkpoint.state
+        self._in_force = await asyncio.to_thread(standing_checkpoints, p.directory.events)
         await p.trainer.call(
             "restore",
             RestoreCall(path=str(checkpoint.trainer)),

@@ -17,7 +17,7 @@ from typing import Any
 from headrace.config import Job, load_resolved
 from headrace.errors import HeadraceError
 from headrace.observe.audit import audit_run
-from headrace.observe.events import CheckpointSaved, read_events
+from headrace.observe.epochs import standing_checkpoints
 from headrace.run import checkpoint as checkpoints
 from headrace.run.checkpoint import Checkpoint
 from headrace.run.cluster import Cluster
@@ -47,8 +47,7 @@ def resume_job(run: Path, check: Callable[[Job], None]) -> int:
     """Continue a run that was stopped or died, from its newest whole checkpoint; returns and raises as
     :func:`run_job` does. ``check`` raises what is wrong with the job now."""
     directory = RunDirectory.open(run)
-    saved = {Path(event.path).name for event in read_events(directory.events) if isinstance(event, CheckpointSaved)}
-    checkpoint = checkpoints.newest(directory.checkpoints, announced=saved)
+    checkpoint = checkpoints.newest(directory.checkpoints, in_force=standing_checkpoints(directory.events))
     job = load_resolved(directory.job, directory=checkpoint.state.directory)
     check(job)
     return _to_its_end(_Run(job, directory, Journal(directory, job, resumed=checkpoint.state), checkpoint))

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from headrace.errors import RunError
-from headrace.observe.epochs import VoidEvents, standing_events, void_events
+from headrace.observe.epochs import VoidEvents, standing_checkpoints, standing_events, void_events
 from headrace.observe.events import Resumed
+from support.story import Story
 
 
 def resumed(seq: int, events: int) -> Resumed:
@@ -55,3 +56,22 @@ def test_a_word_in_a_reason_makes_no_resume(simulate: Any, tmp_path: Path) -> No
 def test_an_absent_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="cannot read"):
         void_events(tmp_path)
+
+
+def test_checkpoints_in_force_are_those_whose_states_no_resume_made_void(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    saved = []
+    for _ in range(3):
+        story.step()
+        saved.append(story.checkpoint())
+    first, second, third = (Path(name["checkpoint"]).name for name in saved)
+    assert standing_checkpoints(tmp_path) == [first, second, third]
+    story.resume(saved[1])
+    assert standing_checkpoints(tmp_path) == [first, second], "the report of the second is void, its state is not"
+    story.step()
+    story.step()
+    again = Path(story.checkpoint()["checkpoint"]).name
+    assert standing_checkpoints(tmp_path) == [first, second, again]
+    story.resume(saved[0])
+    assert standing_checkpoints(tmp_path) == [first]
+    assert story.end("stopped").ok

@@ -21,7 +21,7 @@ from headrace.errors import RunError
 from headrace.flow.records import FlowState, StoredGroup
 from headrace.observe.records import EvaluationRecord, EvaluationSample
 from headrace.run import checkpoint as checkpoints
-from headrace.run.checkpoint import RunState, complete, newest, prune, read, staging
+from headrace.run.checkpoint import RunState, complete, newest, prune, read, settle, staging
 from headrace.run.tasks import TasksIdentity
 
 ROWS = Batch(
@@ -233,27 +233,34 @@ def test_the_newest_whole_one_is_taken_and_damaged_ones_are_named(
     paths = [write(tmp_path, version) for version in (1, 2, 3)]
     (paths[2] / "state.json").write_bytes(b"{}")
     with caplog.at_level(logging.WARNING):
-        found = newest(tmp_path, announced=[path.name for path in paths])
+        found = newest(tmp_path, in_force=[path.name for path in paths])
     assert found.path == paths[1]
     assert "version-00000003" in caplog.text
 
 
+def test_the_newest_is_the_one_that_the_log_named_last(tmp_path: Path) -> None:
+    earlier, later = write(tmp_path, 2), write(tmp_path, 1)
+    assert newest(tmp_path, in_force=[earlier.name, later.name]).path == later
+
+
 def test_one_that_the_log_does_not_name_is_skipped(tmp_path: Path) -> None:
     first, _ = write(tmp_path, 1), write(tmp_path, 2)
-    assert newest(tmp_path, announced=[first.name]).path == first
+    assert newest(tmp_path, in_force=[first.name]).path == first
 
 
 def test_without_a_whole_one_there_is_nothing_to_resume(tmp_path: Path) -> None:
     staging(tmp_path / "version-00000002")
     with pytest.raises(RunError, match="no whole checkpoint") as stopped:
-        newest(tmp_path, announced=["version-00000002"])
+        newest(tmp_path, in_force=["version-00000002"])
     assert "start the job anew" in stopped.value.fix
 
 
-def test_a_log_that_is_shorter_than_the_checkpoints_is_named(tmp_path: Path) -> None:
-    write(tmp_path, 1)
-    with pytest.raises(RunError, match=r"does not say .* was written \(version-00000001\)") as stopped:
-        newest(tmp_path, announced=[])
+@pytest.mark.parametrize("in_force", [[], ["version-00000001"]], ids=["none in force", "a damaged one in force"])
+def test_checkpoints_that_are_whole_and_not_in_force_are_named(tmp_path: Path, in_force: list[str]) -> None:
+    damaged, _ = write(tmp_path, 1), write(tmp_path, 2)
+    (damaged / "state.json").write_bytes(b"{}")
+    with pytest.raises(RunError, match=r"does not say that others were written, or .* void \(.*00000002\)") as stopped:
+        newest(tmp_path, in_force=in_force)
     assert "put the whole events.jsonl back" in stopped.value.fix
 
 
@@ -272,7 +279,7 @@ def test_one_of_another_format_is_refused_with_what_to_do_and_no_older_one_is_ta
     first, second = write(tmp_path, 1), write(tmp_path, 2)
     rewritten(second, **changed)
     with pytest.raises(RunError, match="has format 2, expected 1") as stopped:
-        newest(tmp_path, announced=[first.name, second.name])
+        newest(tmp_path, in_force=[first.name, second.name])
     assert stopped.value.fix == "resume with the version of Headrace that wrote it"
 
 
@@ -280,20 +287,55 @@ def test_one_that_is_whole_and_not_understood_is_refused_with_what_to_do(tmp_pat
     path = write(tmp_path)
     rewritten(path, step="other words")
     with pytest.raises(RunError, match="whole and not understood") as stopped:
-        newest(tmp_path, announced=[path.name])
+        newest(tmp_path, in_force=[path.name])
     assert stopped.value.fix == "resume with the version of Headrace that wrote it"
+
+
+def test_one_of_the_same_name_is_of_a_log_that_lost_its_end_and_gives_way(tmp_path: Path) -> None:
+    old = write(tmp_path)
+    (old / "rows-9.bin").write_bytes(b"old")
+    read(write(tmp_path))
+    assert names(tmp_path) == ["version-00000001"]
+
+
+# ---------------------------------------------------------------- which are kept
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3, 9])
 def test_the_newest_n_are_kept(tmp_path: Path, keep: int) -> None:
     paths = [write(tmp_path, version) for version in (8, 9, 10, 11)]
-    prune(paths[-1], keep=keep)
+    prune(tmp_path, in_force=[path.name for path in paths], keep=keep)
     assert names(tmp_path) == [path.name for path in paths[-keep:]]
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_the_one_written_last_is_kept_and_those_of_a_void_future_are_not(tmp_path: Path, keep: int) -> None:
-    """The run was resumed from 8, since 10 was damaged, and stopped at 9."""
-    old, _, new = write(tmp_path, 8), write(tmp_path, 10), write(tmp_path, 9)
-    prune(new, keep=keep)
+def test_void_and_unannounced_ones_are_removed_and_do_not_count(tmp_path: Path, keep: int) -> None:
+    """The run was resumed from 8, since 10 was damaged, stopped at 9, and died before it said so of 11."""
+    old, _, new, _ = write(tmp_path, 8), write(tmp_path, 10), write(tmp_path, 9), write(tmp_path, 11)
+    prune(tmp_path, in_force=[old.name, new.name], keep=keep)
     assert names(tmp_path) == [old.name, new.name][-keep:]
+
+
+def test_what_was_removed_before_does_not_count(tmp_path: Path) -> None:
+    old, gone, new = write(tmp_path, 8), write(tmp_path, 9), write(tmp_path, 10)
+    shutil.rmtree(gone)
+    prune(tmp_path, in_force=[path.name for path in (old, gone, new)], keep=2)
+    assert names(tmp_path) == [old.name, new.name]
+
+
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
+    staging(tmp_path / "version-00000002")
+    prune(tmp_path, in_force=[write(tmp_path).name], keep=1)
+    assert names(tmp_path) == ["version-00000001"]
+
+
+def test_an_announcement_that_the_disk_refuses_is_said_to_be_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    (tmp_path / "events.jsonl").touch()
+    monkeypatch.setattr(checkpoints.os, "fsync", broken)
+    with pytest.raises(RunError, match="version-00000001 cannot be written: Input/output error"):
+        settle(tmp_path / "version-00000001", tmp_path / "events.jsonl")
