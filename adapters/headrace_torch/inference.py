@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +25,7 @@ from headrace.contract.inference import (
 )
 from headrace.contract.weights import WeightManifest
 from headrace.errors import EngineError
+from headrace_torch.device import check_device
 
 if TYPE_CHECKING:
     from headrace_torch.decode.scheduler import Scheduler
@@ -51,9 +52,9 @@ class TorchInferenceSettings:
     replaces the old one, which must have no request open."""
 
     def __post_init__(self) -> None:
-        for name in ("slots", "live_versions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, most in (("slots", 1 << 16), ("live_versions", 1 << 10)):
+            if not 1 <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must be 1 to {most}, got {getattr(self, name)}")
         if self.max_length is not None and self.max_length < 2:
             raise ValueError(f"max_length must be at least 2, got {self.max_length}")
 
@@ -77,6 +78,11 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring):
         self._updates: dict[int, TorchWeightUpdate] = {}
 
     @classmethod
+    def preflight(cls, settings: Any, *, directory: str, origin: Callable[[str], str]) -> None:
+        """The device must be there."""
+        check_device(settings.device, origin=origin("device"))
+
+    @classmethod
     def capabilities(cls, settings: Any) -> InferenceCapabilities:
         """Several versions at once, deterministic, in the dtype of the settings."""
         return InferenceCapabilities(
@@ -85,6 +91,7 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring):
             deterministic=True,
             scoring=True,
             dtype=settings.dtype,
+            max_length=settings.max_length,
         )
 
     async def start(self, context: InferenceContext) -> None:

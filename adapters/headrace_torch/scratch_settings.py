@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -45,6 +46,14 @@ class ScratchSettings:
         """Special tokens and characters."""
         return len(SPECIAL) + len(self.alphabet)
 
+    @property
+    def parameters(self) -> int:
+        """Of the matrices, which are nearly all of them."""
+        size, heads = self.hidden_size, self.heads
+        attention = 2 * size * size * (heads + (self.kv_heads or heads)) // heads
+        embeddings = (self.vocabulary_size or self.tokens) * size * (1 if self.tie_embeddings else 2)
+        return embeddings + self.layers * (attention + 3 * size * self.intermediate_size)
+
 
 def read(settings: Mapping[str, Any], *, origin: Origin = lambda key: "[model.scratch]") -> ScratchSettings:
     """``settings`` as a table. ConfigError names what is unknown, missing, of another type or impossible;
@@ -65,6 +74,7 @@ def read(settings: Mapping[str, Any], *, origin: Origin = lambda key: "[model.sc
     _check_architecture(table, origin)
     _check_alphabet(table, origin)
     _check_sizes(table, origin)
+    _check_memory(table, origin)
     return table
 
 
@@ -122,6 +132,17 @@ def _check_sizes(table: ScratchSettings, origin: Origin) -> None:
             f"{table.heads} heads cannot share {table.kv_heads} kv_heads",
             origin=origin("kv_heads"),
             fix=f"let kv_heads divide heads: {', '.join(fits)}",
+        )
+
+
+def _check_memory(table: ScratchSettings, origin: Origin) -> None:
+    memory, needed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 4 * table.parameters
+    if needed > memory:
+        raise ConfigError(
+            f"a model of {table.parameters:.1e} parameters takes {needed / 1e9:,.0f} GB for its weights alone, and "
+            f"this machine has {memory / 1e9:,.0f} GB",
+            origin=origin("hidden_size"),
+            fix="lower hidden_size, layers, intermediate_size or vocabulary_size",
         )
 
 

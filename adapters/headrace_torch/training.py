@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from headrace.contract.columns import Batch, Ragged
 from headrace.contract.loss import LossSpec
+from headrace.contract.model import ModelFacts
 from headrace.contract.training import (
     CURRENT,
     ForwardOutput,
@@ -25,6 +26,7 @@ from headrace.contract.training import (
     TrainingStep,
 )
 from headrace.contract.weights import WeightSource
+from headrace_torch.device import check_device
 
 if TYPE_CHECKING:
     from headrace_torch.trainer.core import Trainer
@@ -57,9 +59,11 @@ class TorchTrainingSettings:
     """Share of the rate left at the phase's last step, under ``linear`` and ``cosine``."""
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "adamw_learning_rate", "eps", "max_gradient_norm"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("learning_rate", "adamw_learning_rate", "eps"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
+        if not self.max_gradient_norm > 0:
+            raise ValueError(f"max_gradient_norm must be above 0, got {self.max_gradient_norm}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be at least 0 and below 1, got {self.betas}")
         if not 0 <= self.weight_decay < math.inf:
@@ -85,11 +89,18 @@ class TorchTrainingEngine(TrainingEngine, Snapshots, ScratchModels):
         return TrainingCapabilities(snapshots=True, scratch=True, dtype=settings.dtype)
 
     @classmethod
-    def check_model(cls, settings: Mapping[str, Any], *, origin: Callable[[str], str]) -> None:
+    def preflight(cls, settings: Any, *, directory: str, origin: Callable[[str], str]) -> None:
+        """The device must be there."""
+        check_device(settings.device, origin=origin("device"))
+
+    @classmethod
+    def check_model(cls, settings: Mapping[str, Any], *, origin: Callable[[str], str]) -> ModelFacts:
         """See :class:`ScratchModels` and :mod:`headrace_torch.scratch_settings`."""
         from headrace_torch.scratch_settings import read
 
-        read(settings, origin=origin)
+        table = read(settings, origin=origin)
+        characters = frozenset(table.alphabet)
+        return ModelFacts(origin=origin("alphabet"), max_length=table.max_length, characters=characters)
 
     @classmethod
     def create_model(cls, path: str, *, settings: Mapping[str, Any], seed: int) -> None:

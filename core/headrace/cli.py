@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 UNFINISHED, INTERRUPTED = 3, 130
 REFUSED = (ConfigError, PluginError, WiringError, StalenessError)
 """Errors of a job that should be changed before it is tried again."""
+SCREEN, WIDTH, LONGEST = 24, 100, 600
+"""Lines of a screen and characters of a line that errors should fit, and the most characters of one part of one."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -179,19 +181,37 @@ def _checked(options: argparse.Namespace) -> Job:
 
 def _refuse_faults(job: Job, run_dir: Path | None = None) -> None:
     """Print a job's warnings and raise its errors."""
-    from headrace.config import check_job, raise_errors
+    from headrace.config import JobErrors, check_job
 
     findings = check_job(job, run_dir=run_dir)
     for finding in findings:
         if finding.severity == "warning":
             print(finding, file=sys.stderr)
-    raise_errors([finding.error for finding in findings if finding.severity == "error"])
+    if errors := [finding.error for finding in findings if finding.severity == "error"]:
+        raise JobErrors(errors)  # one alone too: whoever must act, this job cannot be run as written
 
 
 def _text(error: HeadraceError) -> str:
     """Errors with their class, which says who acts. Several at once are each introduced by their own."""
-    several: Sequence[HeadraceError] = getattr(error, "errors", ())
-    return "\n".join(f"{type(e).__name__}: {e}" for e in several or (error,))
+    errors: Sequence[HeadraceError] = getattr(error, "errors", ()) or (error,)
+    texts: list[str] = []
+    room = SCREEN - 1
+    for each in errors:
+        shown = HeadraceError(_short(each.message), origin=_short(each.origin), fix=_short(each.fix))
+        text = f"{type(each).__name__}: {shown}"
+        room -= sum(1 + len(line) // WIDTH for line in text.splitlines())
+        if texts and room < 0:
+            texts.append(f"... and {_count(errors[len(texts) :], 'more error')}, shown when these are mended")
+            break
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _short(text: str) -> str:
+    """``text`` as a terminal can show it, without its middle when it is long."""
+    text = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    half = LONGEST // 2
+    return text if len(text) <= LONGEST else f"{text[:half]} ... {text[-half:]}"
 
 
 def _count(items: Sequence[object], name: str) -> str:

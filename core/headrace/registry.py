@@ -214,7 +214,7 @@ def _load_module(name: str, origin: str, point: EntryPoint | None = None) -> Mod
             origin=origin,
             fix=_install(point, absent) if point else f"pip install {absent}",
         ) from error
-    except Exception as error:  # a plugin's module may raise anything; it is wrapped once, here
+    except (Exception, SystemExit) as error:  # a plugin's module may raise anything; it is wrapped once, here
         raise PluginError(
             f"{name} cannot be imported: {type(error).__name__}: {error}",
             origin=origin,
@@ -240,7 +240,7 @@ def _load_file(place: str, directory: str, origin: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up while the file runs
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # a plugin's file may raise anything; it is wrapped once, here
+    except (Exception, SystemExit) as error:  # a plugin's file may raise anything; it is wrapped once, here
         del sys.modules[name]
         raise PluginError(
             f"{path} cannot be imported: {type(error).__name__}: {error}", origin=origin, fix="run the file with python"
@@ -265,10 +265,12 @@ def _attribute(module: ModuleType, name: str, place: str, origin: str) -> Any:
 def _checked(found: Any, role: str, use: str, origin: str) -> type[Plugin]:
     base = ROLES[role]
     if not inspect.isclass(found) or not issubclass(found, base):
+        others = _plugins_beside(found, base)
+        name = getattr(found, "__name__", "Mine")
         raise ContractError(
-            f"{use!r} is not a {role}: it must be a class derived from {base.__module__}.{base.__name__}",
+            f"{use!r} cannot be the {role}: that must be a class derived from {base.__module__}.{base.__name__}",
             origin=origin,
-            fix=f"derive it: class {getattr(found, '__name__', 'Mine')}({base.__name__})",
+            fix=f"name one that is: {', '.join(others)}" if others else f"derive it: class {name}({base.__name__})",
         )
     if found.contract_version != CONTRACT_VERSION:
         raise PluginError(
@@ -290,6 +292,13 @@ def _checked(found: Any, role: str, use: str, origin: str) -> type[Plugin]:
             fix="decorate it: @dataclass(frozen=True, kw_only=True)",
         )
     return found
+
+
+def _plugins_beside(found: Any, base: type[Plugin]) -> list[str]:
+    """Classes of the same module that derive from ``base``."""
+    home = getattr(found, "__module__", "")
+    names = vars(sys.modules[home]).items() if home in sys.modules else ()
+    return sorted(n for n, v in names if inspect.isclass(v) and issubclass(v, base) and v.__module__ == home)
 
 
 def _extra_requirements(dist: Distribution) -> Iterator[tuple[str, Requirement]]:

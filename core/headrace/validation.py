@@ -11,8 +11,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, TypeVar, Union
@@ -21,6 +22,8 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create
 from pydantic_core import ErrorDetails
 
 T = TypeVar("T")
+LONGEST = 100
+"""Characters of a value that are shown."""
 Path = tuple[str | int, ...]
 """Keys and list positions from the validated table to a value."""
 
@@ -57,6 +60,8 @@ def unknown_key(path: Path, candidates: Iterable[str]) -> Problem:
 
 def validate(kind: type[T], table: Mapping[str, Any]) -> tuple[T | None, list[Problem]]:
     """``table`` as a ``kind`` (a dataclass or a pydantic model), or None and what is wrong with it."""
+    if problems := list(_not_numbers(table)):
+        return None, problems
     # A standard dataclass inherits the configuration of the model it is validated in, also when nested.
     wrapper = create_model("Table", __config__=ConfigDict(extra="forbid"), value=(kind, ...))
     try:
@@ -67,6 +72,15 @@ def validate(kind: type[T], table: Mapping[str, Any]) -> tuple[T | None, list[Pr
         renamed = {problem.meant for problem in problems if problem.meant}
         return None, [problem for problem in problems if not (problem.missing and problem.path in renamed)]
     return typing.cast("T", getattr(model, "value")), []  # noqa: B009 - the field exists only at run time
+
+
+def _not_numbers(value: Any, path: Path = ()) -> Iterator[Problem]:
+    """NaN, wherever it stands: it passes no comparison, so that no bound would hold it back."""
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for step, inner in items:
+        yield from _not_numbers(inner, (*path, step))
+    if isinstance(value, float) and math.isnan(value):
+        yield Problem(path=path, message=f"{_name(path)}is nan, which is no number", fix="write a number")
 
 
 def keys_at(kind: Any, path: Path = ()) -> frozenset[str]:
@@ -89,12 +103,15 @@ def _problem(kind: Any, details: ErrorDetails) -> Problem:
     if code in ("extra_forbidden", "unexpected_keyword_argument"):
         return unknown_key(path, keys_at(kind, path[:-1]))
     if code in ("missing", "missing_argument"):
-        fix = f"add {path[-1]} = ..." if isinstance(path[-1], str) else ""
+        fix = f"add {path[-1]} = ..." if isinstance(path[-1], str) else "give the list all of its values"
         return Problem(path=path, message=f"{_name(path)}is missing", fix=fix, missing=True)
     if code == "value_error":
         return Problem(path=path, message=message.removeprefix("Value error, "), fix="correct it, or leave it out")
-    message = message.replace("Input should", "should", 1).replace("String should", "should", 1)
-    found = json.dumps(details.get("input"), default=str, ensure_ascii=False)
+    for theirs, ours in _WORDS.items():
+        message = message.replace(theirs, ours, 1)
+    value = details.get("input")
+    found = repr(value) if isinstance(value, float) else json.dumps(value, default=str, ensure_ascii=False)
+    found = found if len(found) <= LONGEST else f"{found[:LONGEST]}..."
     return Problem(path=path, message=f"{_name(path)}{message}; found {found}", fix=_correction(details))
 
 
@@ -106,10 +123,22 @@ def _name(path: Path) -> str:
     return f"{text} " if text else ""
 
 
+_WORDS = {
+    "Input should": "should",
+    "String should": "should",
+    "Tuple should": "should",
+    "Value should": "should",
+    "be an object": "be a table",
+    "be a valid dictionary": "be a table",
+    "be a valid array": "be a list",
+}
+"""What pydantic says → what a job file calls it."""
+
 _FORMS = {
     "int": "write a whole number, without quotes",
     "float": "write a number, without quotes",
     "string": 'write text in quotes: "..."',
+    "finite": "write a number with an end",
     "bool": "write true or false",
     "list": "write a list: [..., ...]",
     "tuple": "write a list: [..., ...]",
@@ -120,6 +149,7 @@ _FORMS = {
 """What was expected, as pydantic's error types begin → how a job file writes it."""
 
 _BOUNDS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
+_SIZES = {"min_length": "at least", "max_length": "at most"}
 
 
 def _correction(details: ErrorDetails) -> str:
@@ -127,7 +157,11 @@ def _correction(details: ErrorDetails) -> str:
     context = details.get("ctx", {})
     for name, words in _BOUNDS.items():
         if name in context:
-            return f"choose a value {words} {context[name]:g}"
+            return f"choose a value {words} {context[name]}"
+    for name, words in _SIZES.items():
+        if name in context:
+            unit = "character" if details["type"].startswith("string") else "value"
+            return f"give it {words} {context[name]} {unit}{'s' * (context[name] != 1)}"
     if details["type"] != "literal_error":
         return _FORMS.get(details["type"].partition("_")[0], "correct the value")
     choices = [part.strip(" '") for part in str(context["expected"]).replace(" or ", ",").split(",")]

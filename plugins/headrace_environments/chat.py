@@ -46,21 +46,21 @@ class ChatTemplate:
         self._template = _compile(source, origin)
 
     @classmethod
-    def load(cls, model_path: str, *, system: str | None) -> ChatTemplate:
+    def load(cls, model_path: str, *, system: str | None, origin: str = "") -> ChatTemplate:
         """Read the template of a Hugging Face directory. ``system``: None leaves the message to the template.
-        ConfigError when there is no template."""
-        folder = Path(model_path)
+        ``origin``: where it was asked for, for errors. ConfigError when there is no template."""
+        folder, origin = Path(model_path), f"{origin}, for {model_path}" if origin else model_path
         settings = read_settings(folder)
         source = _source(folder, settings.get("chat_template"))
         if source is None:
             raise ConfigError(
                 "chat = true, and the model has no chat template",
-                origin=model_path,
+                origin=origin,
                 fix=f"use a model that was trained to chat, add {FILE} to its folder, or remove chat",
             )
         named = {name: token_text(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
         tokens = {name: text for name, text in named.items() if text is not None}
-        return cls(source, system=system, tokens=tokens, origin=str(folder))
+        return cls(source, system=system, tokens=tokens, origin=origin)
 
     def render(self, question: str) -> str:
         """The whole prompt, special tokens included; a tokenizer must add none. ConfigError when the template

@@ -12,7 +12,7 @@ import difflib
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -35,6 +35,8 @@ ROUNDS = 64
 """Generators tried before a family is said to have no task for a split."""
 CHECK_SECONDS = 2.0
 """How long a start may spend on trying tasks against template and vocabulary."""
+NEAR = 3
+"""Names that are shown of a long list."""
 
 RESERVED = frozenset({"seed", "size"})
 """Fields of every family's configuration that a job leaves alone."""
@@ -144,13 +146,7 @@ class ReasoningGym(TextEnvironment):
                 fix='pip install "headrace[environments]"',
             ) from error
         if settings.dataset not in DATASETS:
-            close = difflib.get_close_matches(settings.dataset, DATASETS, n=1)
-            raise ConfigError(
-                f"reasoning-gym has no dataset {settings.dataset!r}"
-                + (f". Did you mean {close[0]!r}?" if close else ""),
-                origin=origin,
-                fix=f"choose one of: {', '.join(sorted(DATASETS))}",
-            )
+            raise _unknown(settings.dataset, DATASETS, origin)
         _require_hash_seed(settings.dataset, origin)
         try:
             return create_dataset(settings.dataset, seed=seed, size=size, **settings.config)
@@ -160,6 +156,18 @@ class ReasoningGym(TextEnvironment):
                 origin=self._origin("config"),
                 fix=f"{settings.dataset} has {', '.join(_fields(DATASETS[settings.dataset][1]))}",
             ) from error
+
+
+def _unknown(dataset: str, known: Iterable[str], origin: str) -> ConfigError:
+    names = sorted(known)
+    close = difflib.get_close_matches(dataset, names, n=NEAR)
+    hint = f". Did you mean {' or '.join(map(repr, close))}?" if close else ""
+    return ConfigError(
+        f"reasoning-gym has no dataset {dataset!r}; it has {len(names)}, such as {', '.join(names[:NEAR])}{hint}",
+        origin=origin,
+        fix=f'set dataset = "{(close or ["chain_sum"])[0]}"; all of them: '
+        'python -c "import reasoning_gym.factory as f; print(*sorted(f.DATASETS))"',
+    )
 
 
 def _fields(config: type[Any]) -> list[str]:

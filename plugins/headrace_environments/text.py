@@ -25,6 +25,7 @@ from headrace.contract import (
     EnvironmentContext,
     Episode,
     GenerationSession,
+    ModelFacts,
     Score,
     Task,
 )
@@ -59,15 +60,41 @@ class TextEnvironment(Environment, Demonstrations):
         """The part of :meth:`start` that needs no model."""
         cls(settings)._prepare(directory, origin)
 
+    @classmethod
+    def check_model(cls, settings: Any, model: ModelFacts, *, directory: str, origin: Origin) -> None:
+        """A :meth:`start` with the model's tokenizer, or with one of the same characters."""
+        environment = cls(settings)
+        context = EnvironmentContext(model_path=model.path or "", seed=0, directory=directory)
+        if model.path is not None:
+            tokenizer = TextTokenizer.load(model.path, origin=f"{model.origin}: ")
+        elif environment._chats:
+            raise ConfigError(
+                "chat = true, and a model that is made at start has no chat template",
+                origin=origin("chat"),
+                fix='remove chat, or choose a model that was trained to chat: write [model] path = "FOLDER"',
+            )
+        elif model.characters is not None:
+            tokenizer = TextTokenizer.of_characters(model.characters, origin=model.origin)
+        else:
+            return
+        environment._begin(context, tokenizer, origin)
+
     def start(self, context: EnvironmentContext) -> None:
-        self.context = context
-        self.tokenizer = TextTokenizer.load(context.model_path)
-        if isinstance(self.settings, ChatSettings) and self.settings.chat:
-            self._chat = ChatTemplate.load(context.model_path, system=self.settings.system)
+        tokenizer = TextTokenizer.load(context.model_path)
+        self._begin(context, tokenizer, lambda key: f"[environment] {key} = {getattr(self.settings, key)!r}")
+
+    def _begin(self, context: EnvironmentContext, tokenizer: TextTokenizer, origin: Origin) -> None:
+        self.context, self.tokenizer = context, tokenizer
+        if self._chats:
+            self._chat = ChatTemplate.load(context.model_path, system=self.settings.system, origin=origin("chat"))
         self._prompts: dict[str, Array] = {}
         self._asking = asyncio.Lock()
-        self._prepare(context.directory, lambda key: f"[environment] {key} = {getattr(self.settings, key)!r}")
+        self._prepare(context.directory, origin)
         self.check()
+
+    @property
+    def _chats(self) -> bool:
+        return isinstance(self.settings, ChatSettings) and self.settings.chat
 
     def read(self, directory: str, origin: Origin) -> None:
         """Find and read the data that :meth:`task` needs. ConfigError when a setting or a file is wrong; paths are

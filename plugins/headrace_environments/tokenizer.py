@@ -7,15 +7,17 @@ their own text, so that an answer holding one equals no expected text.
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace.contract import Array
-from headrace.errors import ConfigError, PluginError
+from headrace.errors import ConfigError, HeadraceError, PluginError
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -27,8 +29,12 @@ NO_TOKEN = "\ufffd"
 class TextTokenizer:
     """A ``tokenizers`` tokenizer with the special tokens a policy needs: what starts a prompt, what ends an answer."""
 
-    def __init__(self, tokenizer: Tokenizer, *, prefix: Sequence[int], eos: int, stops: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, prefix: Sequence[int], eos: int, stops: Sequence[int], origin: str
+    ) -> None:
+        """``origin``: where the vocabulary comes from, for errors."""
         self._tokenizer = tokenizer
+        self._origin = origin
         self._prefix = list(prefix)
         self.eos = eos
         """Ends an answer that is to be imitated."""
@@ -36,9 +42,27 @@ class TextTokenizer:
         """Any of these ends a sampled answer."""
 
     @classmethod
-    def load(cls, model_path: str) -> TextTokenizer:
-        """Read ``tokenizer.json`` and its neighbours. ConfigError when one is missing or says too little."""
-        folder = Path(model_path)
+    def load(cls, model_path: str, *, origin: str = "") -> TextTokenizer:
+        """Read ``tokenizer.json`` and its neighbours. ``origin``: put before their paths in errors. ConfigError when
+        one is missing or says too little."""
+        try:
+            return cls._load(Path(model_path), origin=f"{origin}tokenizer.json")
+        except HeadraceError as error:
+            error.origin = f"{origin}{error.origin}"
+            raise
+
+    @classmethod
+    def of_characters(cls, characters: Iterable[str], *, origin: str) -> TextTokenizer:
+        """One token per character, after one that ends. ``origin``: where the characters were listed."""
+        package = _package()
+        words = {token: number for number, token in enumerate(["", *sorted(characters)])}
+        tokenizer = package.Tokenizer(package.models.WordLevel(words))
+        tokenizer.pre_tokenizer = package.pre_tokenizers.Split(package.Regex(r"[\s\S]"), behavior="isolated")
+        tokenizer.decoder = package.decoders.Fuse()
+        return cls(tokenizer, prefix=(), eos=0, stops=(), origin=origin)
+
+    @classmethod
+    def _load(cls, folder: Path, *, origin: str) -> TextTokenizer:
         tokenizer = _read_tokenizer(folder / "tokenizer.json")
         settings = read_settings(folder)
         generation = {**_read_json(folder / "config.json"), **_read_json(folder / "generation_config.json")}
@@ -51,7 +75,7 @@ class TextTokenizer:
                 fix='name one: "eos_token" in tokenizer_config.json or "eos_token_id" in generation_config.json',
             )
         prefix = _prefix(tokenizer, settings)
-        return cls(tokenizer, prefix=prefix, eos=stops[0] if eos is None else eos, stops=stops)
+        return cls(tokenizer, prefix=prefix, eos=stops[0] if eos is None else eos, stops=stops, origin=origin)
 
     def prompt(self, text: str, *, whole: bool = False) -> Array:
         """Prompt ids, int32 [P], P >= 1: what the tokenizer puts before a text (a BOS token, if any), then the text.
@@ -81,7 +105,9 @@ class TextTokenizer:
         return NO_TOKEN.join(self._tokenizer.decode(part, skip_special_tokens=False) for part in parts)
 
     def check(self, texts: Iterable[str], *, origin: str) -> None:
-        """ConfigError when some text cannot be spelt, or does not come back from its tokens as it was."""
+        """ConfigError when some text cannot be spelt, or does not come back from its tokens as it was. ``origin``:
+        where the texts come from."""
+        origin = f"{self._origin}, for {origin}"
         for text in texts:
             try:
                 ids = self._encode(text)
@@ -100,7 +126,7 @@ class TextTokenizer:
         if missing:
             raise ConfigError(
                 f"the vocabulary lacks {', '.join(repr(_shorten(m)) for m in missing)}, needed for {_shorten(text)!r}",
-                origin="tokenizer.json",
+                origin=self._origin,
                 fix="add the characters to the alphabet of [model.scratch], choose a model that knows them, or "
                 "change the prompt or answer template",
             )
@@ -165,13 +191,17 @@ def _prefix(tokenizer: Tokenizer, settings: dict[str, Any]) -> list[int]:
     return [bos] if settings.get("add_bos_token") and bos is not None else []
 
 
-def _read_tokenizer(path: Path) -> Tokenizer:
+def _package() -> ModuleType:
     try:
-        from tokenizers import Tokenizer
+        return importlib.import_module("tokenizers")
     except ImportError as error:
         raise PluginError(
             "text environments need the tokenizers package", fix='pip install "headrace[environments]"'
         ) from error
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    tokenizers = _package()
     if not path.is_file():
         raise ConfigError(
             f"the model directory has no {path.name}",
@@ -179,7 +209,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
             fix="point [model] path at a Hugging Face directory with tokenizer files, or use [model.scratch]",
         )
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer: Tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises plain Exception for a malformed file
         raise ConfigError(
             f"the tokenizer file cannot be read: {error}", origin=str(path), fix="save the tokenizer again"

@@ -26,6 +26,9 @@ from dataclasses import dataclass
 from headrace.contract import FlowView, StalenessPolicy
 from headrace.errors import StalenessError
 
+MOST = 1000
+"""Versions; the policy looks at each of them."""
+
 
 class MultiVersion(StalenessPolicy):
     """At most ``max(K, 1)`` versions have groups in flight; ``K + 1`` are live when retired ones are freed at once."""
@@ -54,6 +57,11 @@ class MultiVersion(StalenessPolicy):
             raise StalenessError(
                 f"max_staleness = {self.max_staleness} < 0: no row is newer than the policy that trains on it",
                 fix="set max_staleness = 0 for the synchronous run, or more",
+            )
+        if self.max_staleness > MOST:
+            raise StalenessError(
+                f"max_staleness = {self.max_staleness} > {MOST}: rows of so old a policy teach nothing",
+                fix="set max_staleness to a few versions, such as 2",
             )
         if not outstanding >= 1:
             raise StalenessError(

@@ -19,6 +19,7 @@ import pytest
 
 from headrace.cli import command_parser
 from headrace.config import check_job, dumps, load_job
+from support.chat_model import write_chat_model
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
@@ -107,7 +108,7 @@ def test_commands_of_a_document_exist(document: str) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLE_JOBS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_example_job_passes_the_checks(path: Path, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")  # stands for a pretrained model that a job names
+    write_chat_model(tmp_path)  # stands for a pretrained model that a job names
     pretrained = "path" in tomllib.loads(path.read_text())["model"]
     job = load_job(path, [f"model.path={tmp_path}"] if pretrained else [])
     assert [str(finding) for finding in check_job(job)] == []

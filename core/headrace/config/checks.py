@@ -6,12 +6,13 @@ whether it can import its plugin.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from headrace.config.findings import Finding
 from headrace.config.inert import inert_settings
+from headrace.config.models import check_model, unbacked
 from headrace.config.network import check_network
 from headrace.config.places import check_run_directory
 from headrace.config.schema import Job, Phase
@@ -25,16 +26,17 @@ from headrace.contract import (
     MultiVersion,
     Plugin,
     Scoring,
-    ScratchModels,
     Snapshots,
     StalenessPolicy,
     TrainingCapabilities,
     TrainingEngine,
 )
-from headrace.errors import ConfigError, ContractError, WiringError
+from headrace.errors import ConfigError, WiringError
 from headrace.validation import Path as KeyPath
 from headrace.validation import near_miss
 
+FITS = 64
+"""Up to here numbers that divide another are listed."""
 ACCURACIES = {"evaluation/greedy_accuracy": "greedy", "evaluation/sampled_accuracy": "sampled"}
 """Metric that may end a phase → the key of ``[evaluation]`` that measures it."""
 
@@ -62,7 +64,7 @@ class _Checker:
 
     def run(self) -> None:
         self.errors += check_network(self.job)
-        self._model()
+        self.errors += check_model(self.job, self.plugins)
         self._rollout_capabilities()
         for index, phase in enumerate(self.job.phases):
             self._batch(index, phase)
@@ -91,39 +93,6 @@ class _Checker:
         return self.plugins.ask(selected, "capabilities", lambda: cls.capabilities(selected.settings))
 
     # ------------------------------------------------------------ capabilities
-
-    def _model(self) -> None:
-        model, trainer = self.job.model, self.plugins.trainers[0]
-        if model.path is not None:
-            self._model_path(Path(model.path))
-            return
-        declared = self._training(trainer)
-        if trainer is None or declared is None:
-            return
-        if not declared.scratch:
-            self._wiring(
-                f"training engine {trainer.spec.use!r} cannot create a model from scratch",
-                ("model", "scratch"),
-                fix='write path = "FOLDER" of an existing model in [model]',
-            )
-        self._backed(trainer, "scratch", declared.scratch, ScratchModels)
-        if declared.scratch and issubclass(trainer.cls, ScratchModels):
-            self._scratch(trainer, trainer.cls, model.scratch or {})
-
-    def _scratch(self, trainer: Selected, cls: type[ScratchModels], settings: Mapping[str, Any]) -> None:
-        def call() -> None:
-            cls.check_model(settings, origin=lambda key: self.job.origin(("model", "scratch", key)))
-
-        self.plugins.ask(trainer, "check_model", call)
-
-    def _model_path(self, path: Path) -> None:
-        if not (path / "config.json").is_file():
-            what = "has no config.json" if path.is_dir() else "is not a folder"
-            self._config(
-                f"model path {path} {what}; expected a Hugging Face-format folder",
-                ("model", "path"),
-                fix="give a folder relative to the job file, or make a fresh model with [model.scratch]",
-            )
 
     def _rollout_capabilities(self) -> None:
         rollout = self.plugins.rollout
@@ -173,12 +142,22 @@ class _Checker:
     def _batch(self, index: int, phase: Phase) -> None:
         batch = phase.batch
         if batch.groups % batch.mini_batches:
-            fits = [n for n in range(1, batch.groups + 1) if batch.groups % n == 0]
+            fits = [str(n) for n in range(1, min(batch.groups, FITS) + 1) if batch.groups % n == 0]
             self._config(
                 f"{batch.groups} groups cannot be split into {batch.mini_batches} equal mini-batches",
                 *_places(index, "batch", "mini_batches"),
                 *_places(index, "batch", "groups"),
-                fix=f"set mini_batches to one of {', '.join(map(str, fits))}, or change groups",
+                fix=f"set mini_batches to one of {', '.join(fits)}, or change groups",
+            )
+
+        longest, needs = self.job.rollout.max_new_tokens + 1, self.needs[index]
+        if needs is not None and needs.rollout and batch.micro_batch_tokens < longest:
+            self._config(
+                f"micro_batch_tokens = {batch.micro_batch_tokens} cannot hold one row: an answer may have "
+                f"max_new_tokens = {longest - 1}, after a prompt",
+                *_places(index, "batch", "micro_batch_tokens"),
+                fix=f"set micro_batch_tokens to at least {longest} and the length of a prompt, or lower "
+                "rollout.max_new_tokens",
             )
 
     def _staleness(self) -> None:
@@ -232,16 +211,8 @@ class _Checker:
         self.errors.append(WiringError(message, origin=self.job.origin(*places), fix=fix))
 
     def _backed(self, selected: Selected, capability: str, declared: bool, base: type) -> None:
-        """A declared capability needs the class that has its methods."""
         if declared and not issubclass(selected.cls, base):
-            name = selected.cls.__name__
-            self.errors.append(
-                ContractError(
-                    f"{name} declares {capability} without being a {base.__name__}",
-                    origin=selected.spec.origin,
-                    fix=f"derive it from headrace.contract.{base.__name__}, or do not declare {capability}",
-                )
-            )
+            self.errors.append(unbacked(selected, capability, base))
 
 
 def _places(index: int, *path: str) -> Iterator[KeyPath]:

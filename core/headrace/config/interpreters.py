@@ -60,10 +60,17 @@ def _ask(python: str, role: str, use: str, directory: str, origin: str) -> Headr
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         fix = f"{python} -m pip install headrace=={headrace.__version__}"
         return PluginError(f"interpreter {python} cannot use headrace: {last}", origin=origin, fix=fix)
-    return _judge(python, json.loads(done.stdout.splitlines()[-1]), origin)
+    return _judge(python, done.stdout, origin)
 
 
-def _judge(python: str, answer: dict[str, str], origin: str) -> HeadraceError | None:
+def _judge(python: str, said: str, origin: str) -> HeadraceError | None:
+    last = (said.splitlines() or ["nothing"])[-1]
+    try:
+        answer = json.loads(last)
+        answer["version"]
+    except (ValueError, TypeError, KeyError):
+        message = f"interpreter {python} is no Python: asked for its headrace, it said {last[:60]!r}"
+        return ConfigError(message, origin=origin, fix="give a Python interpreter")
     if answer["version"] != headrace.__version__:
         return PluginError(
             f"interpreter {python} has headrace {answer['version']}, this is {headrace.__version__}",

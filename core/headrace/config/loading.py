@@ -17,6 +17,7 @@ from headrace.config.schema import (
     EnvironmentConfig,
     Job,
     LauncherConfig,
+    ModelConfig,
     PluginConfig,
     RolloutConfig,
     Table,
@@ -84,9 +85,10 @@ def _load(sources: Sources, *, directory: Path) -> Job:
     loader = _Loader(sources, directory=directory)
     job, problems = validate(Job, loader.plain())
     for problem in problems:
-        if problem.path not in loader.reported:
-            fix = _FIXES.get(problem.path[-2:]) or problem.fix
-            loader.error(problem.message, *_written_as(problem.path), fix=fix)
+        if problem.path not in loader.reported and problem.path[:1] not in loader.unreadable:
+            places = _written_as(problem.path)
+            fix = f"{problem.fix} to {_table_of(places[0])}" if problem.missing else _FIXES.get(problem.path[-2:])
+            loader.error(problem.message, *places, fix=fix or problem.fix)
     raise_errors(loader.errors)
     assert job is not None, "validate gives a value or problems"
     job._sources = sources
@@ -96,16 +98,27 @@ def _load(sources: Sources, *, directory: Path) -> Job:
 _FIXES: Mapping[KeyPath, str] = {
     ("rollout", "temperature"): "log-probs need a temperature above 0; evaluation samples greedily without being told",
     ("model",): 'write path = "FOLDER" or a table [model.scratch], not both',
-    ("job", "name"): 'use letters, digits, ".", "_" and "-"',
+    ("job", "name"): 'use at most 100 letters, digits, ".", "_" and "-"',
 }
 
 
 def _written_as(path: KeyPath) -> tuple[KeyPath, ...]:
     """Where a key of the model is written in a job file: in the phase, or in the table that all phases share."""
+    path = tuple(step for step in path if step not in ("spec", "settings"))
     if path[:1] != ("phases",):
-        return (tuple(step for step in path if step != "spec"),)
+        return (path,)
     inside = path[2:]
+    if inside[:1] in ((), ("name",), ("until",)):
+        return (("phase", *path[1:]),)
     return ("phase", *path[1:]), inside, ("job", *inside)
+
+
+def _table_of(path: KeyPath) -> str:
+    """The table that a key belongs in, as a job file writes it. What phases share need not be in each."""
+    *table, _ = (str(step) for step in path if isinstance(step, str))
+    if len(table) > 1 and table[0] == "phase":
+        del table[0]
+    return f"[[{table[0]}]]" if table == ["phase"] else f"[{'.'.join(table)}]"
 
 
 class _Loader:
@@ -117,14 +130,20 @@ class _Loader:
         self.errors: list[ConfigError] = []
         self.reported: set[KeyPath] = set()
         """Paths in the model that already have an error, so that validation need not add one."""
+        self.unreadable: set[KeyPath] = set()
+        """Tables whose keys are not worth another error."""
 
     def error(self, message: str, *candidates: KeyPath, fix: str) -> None:
         self.errors.append(ConfigError(message, origin=self.sources.origin(*candidates), fix=fix))
 
     def plain(self) -> dict[str, Any]:
         data = self.sources.data
+        if not data:
+            fix = "start from a job that works: examples/sort_symbols/job.toml"
+            raise ConfigError("the job file sets nothing", origin=self.sources.file, fix=fix)
         self._refuse_unknown(data, (), TABLES | {"observers", "phase"})
         tables = {name: self._table(name) for name in TABLES}
+        self._refuse_misplaced(tables)
         self._refuse_truncated(tables["rollout"])
         job = dict(tables["job"])
         steps = job.pop("steps", None)
@@ -146,7 +165,18 @@ class _Loader:
         if isinstance(value, dict):
             return value
         self.error(f"{name} should be a table", (*path, name), fix=f"write a table [{name}] with keys below it")
+        self.unreadable.add((*path, name))
         return {}
+
+    def _refuse_misplaced(self, tables: dict[str, dict[str, Any]]) -> None:
+        """A table that stands inside another one, and is missing where it belongs, is judged there."""
+        for outer in sorted(TABLES - {"model"}):
+            for name in sorted(TABLES & tables[outer].keys() - self.sources.data.keys()):
+                if isinstance(inner := tables[outer][name], dict):
+                    message = f"[{outer}.{name}] belongs to {outer}, and there is no [{name}]"
+                    self.error(message, (outer, name), fix=f"write [{name}]")
+                    tables[outer] = {key: value for key, value in tables[outer].items() if key != name}
+                    tables[name] = inner
 
     def _refuse_unknown(self, table: Mapping[str, Any], path: KeyPath, known: frozenset[str]) -> None:
         for key in sorted(set(table) - known):
@@ -164,7 +194,14 @@ class _Loader:
                 )
 
     def _model(self, table: Mapping[str, Any]) -> dict[str, Any]:
-        path = table.get("path")
+        path, stray = table.get("path"), table.keys() - ModelConfig.model_fields.keys()
+        if stray and not table.keys() & ModelConfig.model_fields.keys():
+            self.error(
+                f"model has neither path nor scratch; {', '.join(sorted(stray))} may be of a fresh model",
+                ("model",),
+                fix='write them in [model.scratch], or path = "FOLDER" in [model]',
+            )
+            self.unreadable.add(("model",))
         return {**table, "path": self._absolute(path)} if isinstance(path, str) else dict(table)
 
     def _absolute(self, path: str) -> str:
@@ -201,13 +238,14 @@ class _Loader:
         if isinstance(use, str) and use:
             return use
         what = f"{key} should be text" if key in table else f"{key} is missing: it names the {role}"
-        self.error(what, *candidates, fix=f'write {key} = "NAME"; list candidates with: headrace plugins {role}')
+        place = "" if role == "observer" else f" in {_table_of(candidates[-1])}"
+        self.error(what, *candidates, fix=f'write {key} = "NAME"{place}; list candidates with: headrace plugins {role}')
         return ""
 
     def _spec(self, role: str, use: str, settings: Mapping[str, Any], *candidates: KeyPath) -> dict[str, Any]:
         origin = self.sources.origin(*candidates)
         if not any(map(self.sources.written, candidates)):
-            origin += f', where the default is {role} "{use}"'
+            origin += f', which names no {role}: "{use}" is the default'
         spec = {"role": role, "use": use, "settings": dict(settings)}
         return {**spec, "origin": origin, "directory": str(self.directory)}
 
@@ -228,17 +266,23 @@ class _Loader:
         phases = self.sources.data.get("phase")
         self.reported.add(("phases",))  # an empty list only follows an error below
         if phases is None:
-            if steps is None:
-                self.error("steps is missing", ("job", "steps"), fix="add steps = ... (training batches) to [job]")
+            if steps is None and ("job",) not in self.unreadable:
+                self._no_phases(("job", "steps"))
             return [self._phase(tables, {"name": "main", "steps": steps}, 0)] if steps is not None else []
-        if steps is not None:
-            fix = "remove it from [job]; every [[phase]] has its own steps"
-            self.error("steps stands beside phases, which would ignore it", ("job", "steps"), fix=fix)
-        if not isinstance(phases, list) or not phases or not all(isinstance(phase, dict) for phase in phases):
+        if not isinstance(phases, list) or not all(isinstance(phase, dict) for phase in phases):
             self.error("phase should be a list of tables", ("phase",), fix="begin each phase with [[phase]]")
             return []
+        if not phases and steps is None:
+            self._no_phases(("phase",))
+        if steps is not None:
+            fix = "remove it from [job]; every [[phase]] has its own steps" if phases else "remove phase = []"
+            self.error("steps stands beside phases, which would ignore it", ("job", "steps"), fix=fix)
         self._refuse_repeated_names(phases)
         return [self._phase(tables, phase, index) for index, phase in enumerate(phases)]
+
+    def _no_phases(self, place: KeyPath) -> None:
+        fix = "add steps = ... (training batches) to [job], or a [[phase]] with a name and steps of its own"
+        self.error("the job has no phases: steps is missing", place, fix=fix)
 
     def _refuse_repeated_names(self, phases: Sequence[Mapping[str, Any]]) -> None:
         names = [phase.get("name") for phase in phases]

@@ -14,24 +14,30 @@ from headrace.config.sources import Sources
 from headrace.registry import PluginSpec, absolute
 from headrace.validation import Path as KeyPath
 
-Count = Annotated[int, Field(ge=1)]
-Period = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1, le=10**6)]
+Large = Annotated[int, Field(ge=1, le=10**9)]
+"""Of tokens or batches."""
+Share = Annotated[float, Field(ge=0, le=1)]
+Few = Annotated[int, Field(ge=1, le=1024)]
+"""Processes or threads of one machine."""
+Period = Annotated[int, Field(ge=0, le=10**9)]
 """Every so many versions; 0: never."""
+Text = Annotated[str, Field(min_length=1)]
 
 
 class Table(BaseModel):
-    """Frozen; unknown keys are refused."""
+    """Frozen; unknown keys are refused, and numbers without end."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class JobConfig(Table):
     """``[job]``."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
     """Part of the run directory's name."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    runs: str = "runs"
+    runs: Text = "runs"
     """Folder of the run directories, relative to where the command is given."""
 
 
@@ -61,36 +67,36 @@ class PluginConfig(Table):
 class LauncherConfig(PluginConfig):
     """``[launcher]``."""
 
-    max_restarts: Annotated[int, Field(ge=0)] = 5
+    max_restarts: Annotated[int, Field(ge=0, le=10**6)] = 5
     """How often a node that was lost is started again; a trainer never is."""
 
 
 class EnvironmentConfig(PluginConfig):
     """``[environment]``."""
 
-    workers: Count = 1
+    workers: Few = 1
     """Processes that play episodes."""
-    scoring_workers: Count = 1
+    scoring_workers: Few = 1
     """Killable scoring processes per worker."""
     scoring_deadline: Annotated[float, Field(gt=0)] = 10.0
     """Seconds."""
-    max_failed_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    max_failed_share: Share = 0.5
     """The run stops when more of a batch's trajectories than this raised, hung or could not be scored."""
     max_attempts: Count = 3
     """How often a trajectory is started, when its episode raises or its node is lost, before its group is dropped and
     its task put in quarantine."""
-    python: str | None = None
+    python: Text | None = None
     """Interpreter of the workers; None: the controller's own."""
 
 
 class RolloutConfig(PluginConfig):
     """``[rollout]``."""
 
-    instances: Count = 1
-    max_new_tokens: Count
+    instances: Few = 1
+    max_new_tokens: Large
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    python: str | None = None
-    threads: Count = 1
+    python: Text | None = None
+    threads: Few = 1
     """Compute threads per instance."""
 
 
@@ -98,8 +104,8 @@ class TrainerConfig(Table):
     """``[trainer]``, less the engine's settings, which belong to a phase."""
 
     use: str
-    python: str | None = None
-    threads: Count = 1
+    python: Text | None = None
+    threads: Few = 1
 
 
 class BatchConfig(Table):
@@ -111,7 +117,7 @@ class BatchConfig(Table):
     """Trajectories per prompt."""
     mini_batches: Count = 1
     """Optimiser steps per training batch."""
-    micro_batch_tokens: Count = 8192
+    micro_batch_tokens: Large = 8192
     """Tokens per forward and backward pass."""
 
 
@@ -146,7 +152,8 @@ class Until(Table):
     """Ends a phase before its last step."""
 
     metric: str
-    at_least: float
+    at_least: Share
+    """An accuracy."""
     every: Count | None = None
     """Evaluate, in this phase, every so many versions; None: as ``[evaluation]`` says."""
 
@@ -155,7 +162,7 @@ class Phase(Table):
     """A stretch of training batches under one algorithm, batch size and staleness policy."""
 
     name: str
-    steps: Count
+    steps: Large
     """Training batches, at most."""
     until: Until | None = None
     algorithm: PluginSpec

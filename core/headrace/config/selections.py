@@ -114,17 +114,17 @@ class Selections:
             self._setting_error(selected, problem, reserved)
         if problems:
             return None
-        if self.lives_here(table):
-            self._preflight(selected)
-        return selected
+        return selected if not self.lives_here(table) or self._preflight(selected) else None
 
-    def _preflight(self, selected: Selected) -> None:
+    def _preflight(self, selected: Selected) -> bool:
+        """Whether the plugin could start, as far as it can tell itself."""
         spec, cls = selected.spec, selected.cls
 
-        def call() -> None:
+        def call() -> bool:
             cls.preflight(selected.settings, directory=spec.directory, origin=lambda key: self.origin(selected, key))
+            return True
 
-        self.ask(selected, "preflight", call)
+        return bool(self.ask(selected, "preflight", call))
 
     def _judge_overridden(self, table: str, selections: Sequence[Selected | None]) -> None:
         """A shared setting that every phase overrides reaches no plugin; a mistake in it is one all the same."""

@@ -23,6 +23,18 @@ _TOKEN = re.compile(
     + r"|'[^'\n]*'|\#[^\n]*|[\[\]{}]|\n|[^\"'\#\[\]{}\n]+",
     re.DOTALL,
 )
+_REPAIRS = {
+    "Cannot overwrite a value": "write every key once, and a name either as [table], as [[list of tables]] or as a key",
+    "Cannot declare": "write every table once, with all of its keys below it; only [[phase]] may be repeated",
+    "Cannot mutate": "write every table once, with all of its keys in one place",
+    "Duplicate inline": "write every key once",
+    "Expected newline": "write one key = value a line, and text in quotes",
+    "Expected '=' after": "write key = value, or [table]",
+    "Expected ']'": "close the bracket: [table], [[phase]] or [a, list]",
+    "Invalid statement": "write key = value, or [table], and notes after #",
+    "": 'a value is "text", a number, true, false, [a list] or { a = "table" }',
+}
+"""What tomllib says → what to do; the first that fits."""
 _KEY = re.compile(r"""\s*(?:"((?:\\.|[^"\\])*)"|'([^']*)'|([\w-]+))\s*""")
 
 
@@ -70,7 +82,10 @@ class Sources:
         table: Any = self.data
         path: KeyPath = ()
         for key in keys[:-1]:
+            made = isinstance(table, dict) and key not in table
             table, path = _enter(table, path, key, origin)
+            if made:
+                self.overrides[path] = origin
         if not isinstance(table, dict):
             raise ConfigError(f"{'.'.join(keys[:-1])} is not a table", origin=origin, fix="set a key of a table")
         table[keys[-1]] = _parse_value(value.strip())
@@ -93,8 +108,9 @@ class Sources:
 
 def read_sources(file: Path, *, name: str) -> Sources:
     """Parse a job file. ``name``: what messages call it. ConfigError, with the line, when it is not TOML."""
+    name = name or '""'
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")  # some editors put a byte order mark first
     except OSError as error:
         reason = "it is a directory" if file.is_dir() else (error.strerror or str(error))
         raise ConfigError(
@@ -104,15 +120,13 @@ def read_sources(file: Path, *, name: str) -> Sources:
         raise ConfigError("the job file is not UTF-8 text", origin=name, fix="save it as UTF-8") from None
     try:
         return Sources(file=name, data=tomllib.loads(text), lines=key_lines(text))
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # beyond TOML's own: an endless number, or brackets in brackets
         line = re.search(r"at line (\d+)", str(error))
         number = int(line.group(1)) if line else text.rstrip().count("\n") + 1
-        written = text.splitlines()[number - 1].strip() if number <= len(text.splitlines()) else ""
-        raise ConfigError(
-            f"not valid TOML: {error}",
-            origin=f"{name}:{number}  {written}",
-            fix='a value is "text", a number, true, false, [a list] or { a = "table" }',
-        ) from None
+        lines = text.split("\n")
+        written = _short(lines[number - 1].strip()) if number <= len(lines) else ""
+        fix = next(words for part, words in _REPAIRS.items() if part in str(error))
+        raise ConfigError(f"not valid TOML: {error}", origin=f"{name}:{number}  {written}", fix=fix) from None
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:
@@ -199,7 +213,7 @@ def _parse_value(text: str) -> Any:
     """A TOML value; anything that is none is text."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # as in read_sources
         return text
     return parsed["value"] if set(parsed) == {"value"} else text
 

@@ -32,6 +32,7 @@ from headrace.contract.inference import (
 from headrace.contract.launcher import Launcher, NodeLaunch, NodeProcess
 from headrace.contract.loss import LossInputs, LossOutput, LossSpec
 from headrace.contract.metrics import Metric, Reduction, merge_metrics
+from headrace.contract.model import ModelFacts
 from headrace.contract.plugin import CONTRACT_VERSION, NoSettings, Plugin
 from headrace.contract.staleness import FlowView, StalenessPolicy
 from headrace.contract.storage import Storage, StorageStats
@@ -85,6 +86,7 @@ __all__ = [
     "LossOutput",
     "LossSpec",
     "Metric",
+    "ModelFacts",
     "MultiVersion",
     "NoSettings",
     "NodeLaunch",

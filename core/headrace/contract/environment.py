@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from headrace.contract.columns import Array
 from headrace.contract.generation import Completion, FinishReason, VersionSpan
+from headrace.contract.model import ModelFacts
 from headrace.contract.plugin import Plugin
 
 Split = Literal["train", "evaluation"]
@@ -99,6 +100,11 @@ class EnvironmentContext:
 
 class Environment(Plugin, ABC):
     """Used in environment workers (everything) and in scoring processes (``start`` and ``score``)."""
+
+    @classmethod
+    def check_model(cls, settings: Any, model: ModelFacts, *, directory: str, origin: Callable[[str], str]) -> None:
+        """As :meth:`preflight`, about the model: raise a HeadraceError when it cannot read or write the tasks, for
+        example for characters that it lacks."""
 
     @abstractmethod
     def start(self, context: EnvironmentContext) -> None:

@@ -27,6 +27,8 @@ class InferenceCapabilities:
     """It gives log-probs of tokens that it is handed: it is :class:`Scoring`."""
     dtype: str = "float32"
     """What it computes in; decides how closely its log-probs can match a trainer's."""
+    max_length: int | None = None
+    """Tokens of the longest sequence, prompt and answer together; None: as many as the model's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from headrace.contract.columns import Batch, Ragged
 from headrace.contract.loss import LossSpec
 from headrace.contract.metrics import Metric
+from headrace.contract.model import ModelFacts
 from headrace.contract.plugin import Plugin
 from headrace.contract.weights import WeightSource
 
@@ -139,10 +140,11 @@ class Snapshots(ABC):
 class ScratchModels(ABC):
     """Capability: create a randomly initialised model directory, tokenizer included."""
 
-    @classmethod  # noqa: B027  # optional: without it, create_model is the first to judge
-    def check_model(cls, settings: Mapping[str, Any], *, origin: Callable[[str], str]) -> None:
-        """Raise what :meth:`create_model` would raise for these settings, without importing the engine.
-        ``origin(key)``: where that setting was written, for errors."""
+    @classmethod
+    def check_model(cls, settings: Mapping[str, Any], *, origin: Callable[[str], str]) -> ModelFacts | None:
+        """Raise what :meth:`create_model` would raise for these settings, without importing the engine; else what the
+        model will be like, None when that cannot be told. ``origin(key)``: where that setting was written."""
+        return None
 
     @classmethod
     @abstractmethod

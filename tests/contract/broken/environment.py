@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from headrace.contract import Environment, Episode, GenerationSession, Score, Split, Task, VersionSpan
+from headrace.contract import Environment, Episode, GenerationSession, ModelFacts, Score, Split, Task, VersionSpan
+from headrace.errors import ConfigError
 from headrace.testing import FakeEnvironment
 from headrace.testing.suites import EnvironmentContract
 
@@ -22,6 +24,16 @@ class Broken(EnvironmentContract):
     @pytest.fixture
     def plugin(self) -> Environment:
         return self.Kind(FakeEnvironment.Settings(**self.settings))
+
+
+class TestWantsToKnowEverything(Broken):
+    breaks = "test_check_model_accepts_what_can_be_started_with"
+
+    class Kind(FakeEnvironment):
+        @classmethod
+        def check_model(cls, settings: Any, model: ModelFacts, *, directory: str, origin: Callable[[str], str]) -> None:
+            if model.max_length is None:
+                raise ConfigError("how long is a sequence?", origin=model.origin, fix="say it")
 
 
 class TestCountsItsCalls(Broken):

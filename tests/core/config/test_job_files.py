@@ -70,7 +70,7 @@ def test_defaults_are_memory_zmq_local_ipc_console_and_the_synchronous_policy(tm
     assert [spec.use for spec in job.observers] == ["console"]
     assert job.phases[0].staleness.use == "synchronous"
     assert job.phases[0].staleness.settings == {"max_staleness": 0}
-    assert job.storage.spec.origin == f'{path}, where the default is storage "memory"'
+    assert job.storage.spec.origin == f'{path}, which names no storage: "memory" is the default'
 
 
 def test_a_phase_merges_per_key_and_another_plugin_replaces_the_table(write_job: WriteJob) -> None:

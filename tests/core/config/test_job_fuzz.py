@@ -100,4 +100,4 @@ def test_a_mutated_job_loads_or_is_refused_in_words(
         errors = [finding.error for finding in check_job(load_job(path))]
     except ConfigError as error:
         errors = [*getattr(error, "errors", (error,))]
-    assert all(path.name in error.origin for error in errors), [str(error) for error in errors]
+    assert all(path.name in error.origin and error.fix for error in errors), [str(error) for error in errors]

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli import main
 from headrace.contract import CONTRACT_VERSION
+from support.refusals import refused, teaches
 
 WriteJob = Callable[..., Path]
 
 PLUGINS = Path(__file__).parents[2] / "small_plugins.py"
 SUMS = f'use = "{PLUGINS}:Sums"\nlargest = 9'
 BOUNDED = f'policy = "{PLUGINS}:Bounded"\nmax_staleness = 1'
+ENGINE = f'use = "{PLUGINS}:Engine"'
 SCRATCH = f'[trainer]\nuse = "{PLUGINS}:Trainer"\nlearning_rate = 0.1'
 MODEL = "[model.scratch]\nlayers = 1"
 SIZES = """[model.scratch]
@@ -27,20 +28,6 @@ layers = 2
 intermediate_size = 172
 max_length = 64
 """
-SCREEN = 24
-"""Lines."""
-
-FILES = {
-    "mine.py": "def reward(answer):\n    return 1\n",
-    "broken.py": "def reward(answer) return 1\n",
-    "empty.jsonl": "",
-    "torn.jsonl": '{"q": "1", "a": "2"}\n{"q": \n',
-    "rows.jsonl": '{"q": "1", "a": "2"}\n',
-    "old.py": "from headrace.hooks import Observer, hookimpl\nclass Old(Observer):\n"
-    f"    contract_version = {CONTRACT_VERSION + 1}\n    @hookimpl\n    def event(self, event): ...\n",
-    "bare/python": "#!/bin/sh\necho \"ModuleNotFoundError: No module named 'headrace'\" >&2\nexit 1\n",
-}
-
 Mistake = tuple[list[tuple[str, str]], str, str, str]
 """Replacements in the small job; then what must be read: the place, what is allowed or wrong, what to do."""
 
@@ -126,6 +113,36 @@ MISTAKES: dict[str, Mistake] = {
         "expected a Hugging Face-format folder",
         "relative to the job file",
     ),
+    "a_class_that_is_no_plugin": (
+        [(SUMS, 'use = "./plain.py:Thing"')],
+        '[environment] use = "./plain.py:Thing"',
+        "cannot be the environment: that must be a class derived from headrace.contract.environment.Environment",
+        "derive it: class Thing(Environment)",
+    ),
+    "a_function_that_is_no_plugin": (
+        [(SUMS, 'use = "./plain.py:function"')],
+        '[environment] use = "./plain.py:function"',
+        "must be a class derived from",
+        "derive it",
+    ),
+    "a_module_without_plugins": (
+        [(SUMS, 'use = "json:JSONDecoder"')],
+        '[environment] use = "json:JSONDecoder"',
+        "must be a class derived from",
+        "derive it",
+    ),
+    "a_plugin_of_another_role": (
+        [(f'use = "{PLUGINS}:Dictionary"', f'use = "{PLUGINS}:Sums"')],
+        "[storage] use",
+        "must be a class derived from headrace.contract.storage.Storage",
+        "name one that is: Dictionary",
+    ),
+    "a_plugin_file_that_ends_python": (
+        [(SUMS, 'use = "./leaves.py:Thing"')],
+        '[environment] use = "./leaves.py:Thing"',
+        "cannot be imported: SystemExit: 3",
+        "run the file with python",
+    ),
     "missing_plugin_file": (
         [(SUMS, 'use = "./gone.py:Gone"')],
         "[environment] use",
@@ -177,8 +194,8 @@ MISTAKES: dict[str, Mistake] = {
     "unknown_data_set": (
         [(SUMS, 'use = "reasoning_gym"\ndataset = "chain_sums"')],
         '[environment] dataset = "chain_sums"',
-        "Did you mean 'chain_sum'?",
-        "choose one of: ab, acre, ",
+        "such as ab, acre, advanced_geometry. Did you mean 'chain_sum' or 'decimal_chain_sum'?",
+        'set dataset = "chain_sum"; all of them: python -c',
     ),
     "wrong_data_set_config": (
         [(SUMS, 'use = "reasoning_gym"\ndataset = "chain_sum"\nconfig = { terms = 2 }')],
@@ -203,6 +220,66 @@ MISTAKES: dict[str, Mistake] = {
         "[model.scratch] layer = 2",
         "Did you mean 'layers'?",
         "rename it to layers",
+    ),
+    "characters_that_the_model_lacks": (
+        [*torch("heads = 4\n"), (SUMS, 'use = "sort_symbols"')],
+        '[model.scratch] alphabet = "0123456789"',
+        "the vocabulary lacks '=', 'a', 'b', ",
+        "add the characters to the alphabet of [model.scratch]",
+    ),
+    "characters_of_a_generated_data_set": (
+        [*torch("heads = 4\n"), (SUMS, 'use = "reasoning_gym"\ndataset = "chain_sum"')],
+        '[model.scratch] alphabet = "0123456789"',
+        "the vocabulary lacks ' '",
+        "change the prompt or answer template",
+    ),
+    "a_chat_with_a_fresh_model": (
+        [*torch("heads = 4\n"), (SUMS, 'use = "reasoning_gym"\ndataset = "chain_sum"\nchat = true')],
+        "[environment] chat = true",
+        "has no chat template",
+        "remove chat",
+    ),
+    "memory_that_no_machine_has": (
+        torch("heads = 4\nvocabulary_size = 100000000000000\n"),
+        "[model.scratch] hidden_size = 64",
+        "GB for its weights alone, and this machine has",
+        "lower hidden_size, layers, intermediate_size or vocabulary_size",
+    ),
+    "answers_longer_than_the_model": (
+        [*torch("heads = 4\n"), ("max_new_tokens = 8", "max_new_tokens = 64")],
+        "[rollout] max_new_tokens = 64",
+        "the model's longest sequence has 64 tokens, prompt included",
+        "set max_new_tokens below 64",
+    ),
+    "answers_longer_than_a_pretrained_model": (
+        [(MODEL, '[model]\npath = "model"'), ("max_new_tokens = 8", "max_new_tokens = 65")],
+        "[rollout] max_new_tokens = 65",
+        "the model's longest sequence has 64 tokens",
+        "set max_new_tokens below 64",
+    ),
+    "sequences_longer_than_the_model": (
+        [*torch("heads = 4\n"), (ENGINE, 'use = "torch"\nmax_length = 65')],
+        "[rollout] max_length = 65",
+        "longest sequence has 65 tokens, and the model's 64",
+        "at most 64, or leave it out",
+    ),
+    "answers_longer_than_a_sequence": (
+        [*torch("heads = 4\n"), (ENGINE, 'use = "torch"\nmax_length = 8')],
+        "[rollout] max_new_tokens = 8",
+        "rollout.max_length has 8 tokens, prompt included",
+        "or allow longer sequences",
+    ),
+    "micro_batches_smaller_than_a_row": (
+        [("mini_batches = 2", "mini_batches = 2\nmicro_batch_tokens = 8")],
+        "[batch] micro_batch_tokens = 8",
+        "cannot hold one row: an answer may have max_new_tokens = 8, after a prompt",
+        "at least 9 and the length of a prompt",
+    ),
+    "model_without_a_configuration_that_can_be_read": (
+        [(MODEL, '[model]\npath = "unmodelled"')],
+        '[model] path = "unmodelled"',
+        "has a config.json that is not JSON",
+        "relative to the job file",
     ),
     "group_of_one": (
         [("group_size = 4", "group_size = 1")],
@@ -234,6 +311,12 @@ MISTAKES: dict[str, Mistake] = {
         "No module named 'headrace'",
         "bare/python -m pip install headrace==",
     ),
+    "interpreter_that_is_none": (
+        [("max_new_tokens", 'python = "./mute/python"\nmax_new_tokens')],
+        "[rollout] python",
+        "is no Python",
+        "give a Python interpreter",
+    ),
     "other_contract_version": (
         [("observers = []", 'observers = ["./old.py:Old"]')],
         "./old.py:Old",
@@ -249,45 +332,12 @@ MISTAKES: dict[str, Mistake] = {
 }
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the job is, with files to be wrong about; also the working directory."""
-    for name, content in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(content)
-    (tmp_path / "bare" / "python").chmod(0o755)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def present(folder: Path) -> set[Path]:
-    return {path for path in folder.rglob("*") if "__pycache__" not in path.parts}
-
-
-def refused(job: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
-    """What is printed by a run that must be refused without a trace."""
-    before = present(job.parent)
-    assert main(["run", str(job), *options]) == 2
-    assert present(job.parent) == before
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert "Traceback" not in printed.err
-    assert sum(1 + len(line) // 100 for line in printed.err.splitlines()) <= SCREEN
-    return printed.err[printed.err.index("Error: ") :]  # warnings come first
-
-
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_refused_with_its_place_what_is_allowed_and_what_to_do(
     name: str, folder: Path, write_job: WriteJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     replacements, place, allowed, fix = MISTAKES[name]
-    text = refused(write_job(*replacements), capsys)
-    message, _, rest = text.partition("\n  from: ")
-    origin, _, advice = rest.partition("\n  fix:  ")
-    assert allowed in message
-    assert place in origin
-    assert fix in advice
-    assert text.count("\n  from: ") == 1, "one mistake is one error"
+    teaches(refused(write_job(*replacements), capsys), place, allowed, fix)
 
 
 def test_a_missing_extra_is_refused_with_the_command_that_brings_it(

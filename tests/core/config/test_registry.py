@@ -153,9 +153,9 @@ def test_an_extra_is_judged_by_what_is_installed(install: Install, requirement: 
 
 
 def test_a_class_of_another_role_is_a_contract_error() -> None:
-    with pytest.raises(ContractError, match=r"is not a storage: it must be a class derived from .*\.Storage"):
+    with pytest.raises(ContractError, match=r"cannot be the storage: that must be a class derived from .*\.Storage"):
         load("storage", f"{PLUGINS}:Diary")
-    with pytest.raises(ContractError, match="is not a storage"):
+    with pytest.raises(ContractError, match="cannot be the storage"):
         load("storage", f"{PLUGINS}:concrete")
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from headrace.contract import Environment
+from headrace.contract import Environment, ModelFacts
 from headrace.errors import ConfigError
 from headrace_environments.jsonl import Jsonl
 from headrace_environments.reasoning_gym import ReasoningGym
 from headrace_environments.sort_symbols import SortSymbols
+from support.chat_model import write_chat_model
 
 WORDS = '{"word": "ab", "back": "ba"}\n'
 
@@ -87,7 +88,12 @@ def test_a_template_that_is_none_is_refused_by_its_name() -> None:
 @pytest.mark.parametrize(
     ("settings", "message", "place", "fix"),
     [
-        ({"dataset": "chain_sums"}, "no dataset 'chain_sums'. Did you mean 'chain_sum'", "dataset", "chain_sum, "),
+        (
+            {"dataset": "chain_sums"},
+            "no dataset 'chain_sums'; it has .* Did you mean 'chain_sum' or",
+            "dataset",
+            "chain_sum",
+        ),
         ({"config": {"min_term": 9}}, "unexpected keyword argument 'min_term'", "config", "chain_sum has min_terms,"),
         ({"config": {"min_terms": 9}}, "refuses the settings: max_terms must be", "config", "max_terms"),
         ({"prompt": "{metadata[sum]}"}, "needs 'sum', which this record lacks", "prompt", "write {field}"),
@@ -100,3 +106,53 @@ def test_a_generated_data_set_that_cannot_be_is_refused(
         preflight(ReasoningGym, tmp_path, **{"dataset": "chain_sum", **settings})
     assert caught.value.origin == f"job.toml:7  [environment] {place}"
     assert fix in caught.value.fix
+
+
+def check_model(cls: type[Environment], directory: Path, model: ModelFacts, **settings: Any) -> None:
+    cls.check_model(
+        cls.Settings(**settings), model, directory=str(directory), origin=lambda key: f"job.toml:7  [environment] {key}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cls", "settings", "enough"),
+    [
+        (SortSymbols, {}, "0123456789abcdefghijklmnopqrstuvwxyz="),
+        (ReasoningGym, {"dataset": "chain_sum", "prompt": "{metadata[expression]}="}, "0123456789+-= "),
+        (Jsonl, {"path": "words.jsonl", "prompt": "{word}", "answer": "{back}", "evaluation_share": 0.0}, "ab"),
+    ],
+)
+def test_a_model_that_cannot_spell_the_tasks_is_refused_where_its_characters_are_listed(
+    tmp_path: Path, cls: type[Environment], settings: dict[str, Any], enough: str
+) -> None:
+    (tmp_path / "words.jsonl").write_text(WORDS)
+    origin = "job.toml:3  [model.scratch] alphabet"
+    check_model(cls, tmp_path, ModelFacts(origin=origin, characters=frozenset(enough)), **settings)
+    check_model(cls, tmp_path, ModelFacts(origin=origin), **settings)
+    for lost in enough[0], enough[-1]:
+        few = ModelFacts(origin=origin, characters=frozenset(enough) - {lost})
+        with pytest.raises(ConfigError, match=f"the vocabulary lacks {lost!r}, needed for") as caught:
+            check_model(cls, tmp_path, few, **settings)
+        assert caught.value.origin.startswith(origin)
+        assert "alphabet of [model.scratch]" in caught.value.fix
+
+
+def test_a_pretrained_model_is_asked_for_its_tokenizer_and_template(tmp_path: Path) -> None:
+    origin, chats = "job.toml:3  [model] path", {"dataset": "chain_sum", "chat": True}
+    folder = write_chat_model(tmp_path / "model")
+    facts = ModelFacts(origin=origin, path=str(folder))
+    check_model(ReasoningGym, tmp_path, facts, **chats)
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
+    with pytest.raises(ConfigError, match="the model has no chat template") as caught:
+        check_model(ReasoningGym, tmp_path, facts, **chats)
+    assert caught.value.origin.startswith("job.toml:7  [environment] chat")
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"has no tokenizer\.json") as caught:
+        check_model(ReasoningGym, tmp_path, facts, **chats)
+    assert caught.value.origin.startswith(origin)
+
+
+def test_a_model_that_is_made_at_start_cannot_chat(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no chat template") as caught:
+        check_model(ReasoningGym, tmp_path, ModelFacts(origin="x"), dataset="chain_sum", chat=True)
+    assert caught.value.origin == "job.toml:7  [environment] chat"

@@ -13,6 +13,7 @@ import pytest
 
 from headrace.config import check_job, load_job
 from headrace_environments.rewards import load_reward
+from support.chat_model import write_chat_model
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "smollm2"
 TOKENS = ["<eos>", "<bos>", "a", "b", "c", "ab"]
@@ -70,7 +71,7 @@ def write_gguf(path: Path, model: Any) -> None:
 
 
 def test_the_example_job_passes_the_checks_with_a_models_folder(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    write_chat_model(tmp_path, max_position_embeddings=8192)
     job = load_job(EXAMPLE / "job.toml", [f"model.path={tmp_path}"])
     assert [str(finding) for finding in check_job(job)] == []
 

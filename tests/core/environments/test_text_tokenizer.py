@@ -146,7 +146,7 @@ def test_an_answer_that_does_not_come_back_from_its_tokens_is_refused(make_model
     tokenizer = TextTokenizer.load(str(make_model(spaced)))
     with pytest.raises(ConfigError, match="turns 'ab' into 'a b'") as caught:
         tokenizer.check(["ab"], origin="data.jsonl")
-    assert caught.value.origin == "data.jsonl"
+    assert caught.value.origin == "tokenizer.json, for data.jsonl"
 
 
 def test_a_directory_without_tokenizer_is_refused_with_a_fix(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from headrace.contract import (
     Environment,
     EnvironmentContext,
     Episode,
+    ModelFacts,
     Split,
     Task,
     VersionSpan,
@@ -89,6 +90,16 @@ class EnvironmentContract(PluginContract):
     def context(self, model_path: str, directory: str) -> EnvironmentContext:
         """What the suite starts environments with."""
         return EnvironmentContext(model_path=model_path, seed=7, directory=directory)
+
+    @rule("`check_model` accepts the model that the environment is started with, and one of which nothing is known.")
+    def test_check_model_accepts_what_can_be_started_with(
+        self, plugin: Environment, context: EnvironmentContext
+    ) -> None:
+        for path in (context.model_path, None):
+            facts = ModelFacts(origin="the suite's model", path=path)
+            type(plugin).check_model(
+                plugin.settings, facts, directory=context.directory, origin=lambda key: f"the suite's {key}"
+            )
 
     @rule(
         "A task is a function of settings, seed, index and split alone: another instance gives the same, in any order."
