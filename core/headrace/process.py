@@ -35,6 +35,15 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process of this machine was stopped (SIGSTOP). Linux only; elsewhere never."""
+    try:
+        # pid (name) state …: a name may hold blanks and brackets.
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+    except (OSError, IndexError):
+        return False
+
+
 def kill_marked(mark: str) -> None:
     """Kill every process that was started with ``mark`` (``NAME=value``) in its environment, or was forked by one that
     was: for those whose parent was killed before it could end them. Linux only; elsewhere it does nothing."""

@@ -19,12 +19,15 @@ import msgspec
 
 from headrace.contract import Launcher, NodeLaunch, NodeProcess
 from headrace.errors import DeadlineError, RunError
+from headrace.process import is_stopped
 from headrace.services.messages import Heartbeat, Message, NodeSpec, Registration, node_id
 from headrace.wire import Network
 
 START_DEADLINE = 120.0
 """Seconds a node may take to serve; importing an engine can be slow."""
 HEARTBEAT_DEADLINE = 20.0
+STOPPED_DEADLINE = 5.0
+"""Seconds of silence of a node whose process is stopped (SIGSTOP): it is not merely slow."""
 STOP_SECONDS = 5.0
 LOG_TAIL_LINES = 15
 WHO_KILLED = "a person killed it, or the kernel for want of memory: then `dmesg` says so, and smaller batches help"
@@ -222,8 +225,11 @@ class Supervisor:
         is still starting has :data:`START_DEADLINE`, and is not asked for heartbeats."""
         for node in self._nodes.values():
             silence = now - node.heard
-            if node.registered.done() and not node.silent and silence > HEARTBEAT_DEADLINE:
-                node.silent = f"sent no heartbeat for {silence:.0f} s and was killed"
+            if not node.registered.done() or node.silent or silence <= STOPPED_DEADLINE:
+                continue
+            stopped = is_stopped(node.process.pid)
+            if stopped or silence > HEARTBEAT_DEADLINE:
+                node.silent = f"sent no heartbeat for {silence:.0f} s{', being stopped,' * stopped} and was killed"
                 node.process.kill()
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import stat
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -249,3 +253,30 @@ async def test_a_supervisor_that_cannot_say_what_happened_ends_the_run(nodes: No
     nodes.processes[0].end(1)
     await turns()
     assert [str(error) for error in nodes.failures] == ["cannot write events.jsonl"]
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="whether a process is stopped is told on Linux only")
+async def test_a_stopped_node_is_killed_before_one_that_may_only_be_slow(
+    nodes: Nodes, sleeper: subprocess.Popen[bytes]
+) -> None:
+    nodes.register()
+    await nodes.supervisor.address("storage-0")
+    nodes.processes[0]._pid = sleeper.pid
+    nodes.supervisor.kill_silent(time.monotonic() + 10)
+    assert not nodes.processes[0].killed
+    stop(sleeper)
+    nodes.supervisor.kill_silent(time.monotonic() + 10)
+    await turns()
+    assert "being stopped, and was killed" in nodes.lost[0][1]
