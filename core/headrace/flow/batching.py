@@ -1,4 +1,4 @@
-"""What a batch is made of, and how it is cut: whole groups, oldest version first, then id.
+"""What a batch is made of, and how it is cut: whole groups, oldest version first.
 
 Pure functions of their arguments. Invariant: cutting neither loses nor repeats a row, never splits a group over
 mini-batches, and depends on ids and lengths alone.

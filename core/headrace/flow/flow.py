@@ -18,12 +18,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
+import numpy as np
+
 from headrace.contract import FlowView, StalenessPolicy
 from headrace.errors import StalenessError
 from headrace.flow.admission import Admission
 from headrace.flow.dispatch import Dispatch
 from headrace.flow.fleet import Fleet
-from headrace.flow.ledger import Lease, Ledger
+from headrace.flow.leases import Lease
+from headrace.flow.ledger import STORED, WRITTEN, Ledger
 from headrace.flow.records import BatchLease, Counts, FlowState, Switch, Ticket
 from headrace.flow.switching import Switching
 from headrace.flow.versions import Versions
@@ -248,9 +251,10 @@ class Flow:
                     f"trajectory {trajectory} has a token of version {version}, its group started under {pinned}",
                     fix="an engine must sample every token from the version its request names",
                 )
-        written = self._ledger.write(trajectory, _ROW, nbytes=nbytes, tokens=tokens, version=version)
-        if written != "stored":
-            self._refused[written] += 1
+        row, versions = np.array([trajectory]), np.array([version])
+        written = int(self._ledger.write(row, _ROW, nbytes=nbytes, tokens=tokens, versions=versions)[0])
+        if written != STORED:
+            self._refused[WRITTEN[written]] += 1
             return False
         self._in_flight -= 1
         self._fleet.remove(trajectory, self._ledger.version(group))
@@ -377,7 +381,7 @@ class Flow:
             )
 
     def _batch_lease(self, lease: Lease, version: int) -> BatchLease:
-        groups = tuple(sorted(lease.groups))
+        groups = tuple(sorted(lease.groups.tolist()))
         return BatchLease(
             lease=lease.lease,
             version=version,

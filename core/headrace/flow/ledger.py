@@ -1,9 +1,9 @@
-"""Rows × columns × consumers: what is stored, who may read it, who has it on lease.
+"""Rows × columns × consumers: what is stored where, who may read it, who has it on lease.
 
 A group of ``group_size`` rows is *ready* for a consumer when every member has all columns the consumer reads. A
-consumer leases whole groups, oldest version first, then id; a lease is acknowledged, released, or expires, and in the
-last two cases its groups are ready again. A group leaves the ledger when every consumer has acknowledged it, or when
-it is dropped.
+consumer leases whole groups, oldest version first, then those that were ready first; a lease is acknowledged,
+released, or expires, and in the last two cases its groups are ready again, before others. A group leaves the ledger
+when every consumer has acknowledged it, or when it is dropped.
 
 Columnar numpy arrays inside, no Python object per row; every operation is O(its own rows), never O(outstanding).
 Invariant: each consumer is given each group once at a time, complete, and acknowledges it at most once.
@@ -11,44 +11,35 @@ Invariant: each consumer is given each group once at a time, complete, and ackno
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
 
 import numpy as np
 
+from headrace.contract import Array
+from headrace.flow.leases import Lease, Leases
+from headrace.flow.ready import ReadyGroups
 from headrace.flow.records import FlowState, StoredGroup
 from headrace.flow.table import Table
 
-Written = Literal["stored", "duplicate", "late", "unknown"]
-"""``duplicate``: one of the columns is there already; ``late``: the group was acknowledged by all or dropped;
-``unknown``: never opened. Only ``stored`` changes anything."""
+STORED, DUPLICATE, LATE, UNKNOWN = range(4)
+"""What became of a row that was written. ``DUPLICATE``: it has one of the columns already; ``LATE``: its group was
+acknowledged by all or dropped; ``UNKNOWN``: never opened. Only ``STORED`` changes anything."""
+WRITTEN = ("stored", "duplicate", "late", "unknown")
+"""The same in words."""
 
 _PENDING, _READY, _LEASED, _DONE = range(4)
 _NO_VERSION = np.iinfo(np.int64).max
+_MAX_COLUMNS = 63
 
 
-@dataclass(slots=True)
 class _Consumer:
-    index: int
-    reads: int
-    """Bit mask of columns."""
-    ready: dict[int, int] = field(default_factory=dict)
-    """Groups by version."""
-    heap: list[tuple[int, int]] = field(default_factory=list)
-    """(version, group) of every ready group; those dropped meanwhile are skipped when they surface."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
-    """Groups held by a consumer. ``groups``: oldest version first, then id."""
-
-    lease: int
-    consumer: str
-    groups: tuple[int, ...]
-    deadline: float
+    def __init__(self, index: int, reads: int, ready: ReadyGroups) -> None:
+        self.index = index
+        self.reads = reads
+        """Bit mask of columns."""
+        self.ready = ready
 
 
 class Ledger:
@@ -63,34 +54,37 @@ class Ledger:
         consumers: Mapping[str, Collection[str]],
         first_group: int = 0,
     ) -> None:
+        if len(columns) > _MAX_COLUMNS:
+            raise ValueError(f"{len(columns)} columns; a ledger keeps at most {_MAX_COLUMNS}")
         self.group_size = group_size
         self.nbytes = 0
         self.buffered = 0
+        self.leases = Leases()
         self._bits = {column: 1 << place for place, column in enumerate(columns)}
         self._all = (1 << len(columns)) - 1
         self._consumers = {
-            name: _Consumer(index=index, reads=self._mask(reads))
+            name: _Consumer(index, self._mask(reads), ReadyGroups(partial(self._are_ready, index)))
             for index, (name, reads) in enumerate(consumers.items())
         }
         self._groups = Table(
             {
                 "opened": (np.int64, ()),
                 "oldest": (np.int64, ()),
-                "left": (np.bool_, ()),
+                "open": (np.bool_, ()),
                 "reserved": (np.bool_, ()),
                 "written": (np.int64, (group_size,)),
-                "tokens": (np.int64, (group_size,)),
+                "tokens": (np.int32, (group_size,)),
                 "nbytes": (np.int64, (group_size,)),
-                "complete": (np.int64, (len(consumers),)),
+                "units": (np.int16, (group_size, len(columns))),
+                "complete": (np.int32, (len(consumers),)),
                 "state": (np.int8, (len(consumers),)),
+                "attempts": (np.int16, (len(consumers),)),
             },
             first=first_group,
         )
         self._first_group = first_group
         self._reserved: deque[int] = deque()
         """Groups to be opened before any new one, ascending."""
-        self._leases: dict[int, Lease] = {}
-        self._next_lease = 0
 
     # ------------------------------------------------------------ groups
 
@@ -107,15 +101,28 @@ class Ledger:
     def open(self, version: int) -> int:
         """A group, whose rows are at best of ``version``; returns its id: :attr:`next_group`, unless an earlier run
         left groups to be opened again."""
-        group = self._reserved.popleft() if self._reserved else self._groups.append()
-        self._groups.set("opened", group, version)
-        self._groups.set("oldest", group, _NO_VERSION)
-        self._groups.set("reserved", group, False)
-        return group
+        if self._reserved:
+            group = self._reserved.popleft()
+            self._groups.set("reserved", group, False)
+            self._begin(group, 1, version)
+            return group
+        return self.open_many(1, version)
+
+    def open_many(self, count: int, version: int) -> int:
+        """Groups with consecutive new ids; returns the first."""
+        first = self._groups.append(count)
+        self._begin(first, count, version)
+        return first
+
+    def _begin(self, first: int, count: int, version: int) -> None:
+        slots = self._groups.slots(np.arange(first, first + count))
+        self._groups.column("opened")[slots] = version
+        self._groups.column("oldest")[slots] = _NO_VERSION
+        self._groups.column("open")[slots] = True
 
     def is_open(self, group: int) -> bool:
         """Opened, and neither acknowledged by every consumer nor dropped."""
-        return group in self._groups and not self._groups.get("left", group) and not self._groups.get("reserved", group)
+        return group in self._groups and bool(self._groups.get("open", group))
 
     def open_groups(self) -> Iterator[int]:
         """Ascending. O(groups since the oldest open one)."""
@@ -134,6 +141,16 @@ class Ledger:
         """Row ids of a group."""
         return range(group * self.group_size, (group + 1) * self.group_size)
 
+    def rows_of(self, groups: Array) -> Array:
+        """Row ids of groups (int64 [n]), int64 [n * group_size]."""
+        members: Array = groups[:, None] * self.group_size + np.arange(self.group_size)
+        return members.reshape(-1)
+
+    def units_of(self, rows: Array) -> Array:
+        """Which storage unit has each column of rows that are remembered, int16 [n, columns]; 0 where none has."""
+        units: Array = self._row_column("units")[self._row_slots(rows)]
+        return units
+
     def is_written(self, row: int) -> bool:
         """Whether a row of an open group has a column."""
         return bool(self._groups.get("written", row // self.group_size)[row % self.group_size])
@@ -149,10 +166,10 @@ class Ledger:
             raise ValueError(f"group {group} is on lease; release it before dropping it")
         for consumer in self._consumers.values():
             if states[consumer.index] == _READY:
-                self._count(consumer, group, -1)
+                consumer.ready.discard(int(self._groups.get("oldest", group)))
         stored = int(np.count_nonzero(self._groups.get("written", group)))
         states[:] = _DONE
-        self._leave(group)
+        self._leave(np.array([group]))
         return stored
 
     # ------------------------------------------------------------ an earlier run
@@ -174,132 +191,209 @@ class Ledger:
         stored = {group.group: group for group in state.stored}
         self._reserved.extend(sorted(state.unfinished))
         while self._groups.end < state.next_group:
-            group = self._groups.append()
+            group = self._groups.append(1)
             if group in stored:
                 self._restore_group(stored[group])
-            else:
-                self._groups.set("reserved" if group in self._reserved else "left", group, True)
+            elif group in self._reserved:
+                self._groups.set("reserved", group, True)
 
     def _restore_group(self, stored: StoredGroup) -> None:
-        self._groups.set("opened", stored.group, stored.version)
-        self._groups.set("oldest", stored.group, _NO_VERSION)
-        for row, tokens, nbytes in zip(self.rows(stored.group), stored.tokens, stored.nbytes, strict=True):
-            self.write(row, self._bits, nbytes=nbytes, tokens=tokens, version=stored.oldest)
+        self._begin(stored.group, 1, stored.version)
+        rows = np.array(self.rows(stored.group))
+        versions = np.full(len(rows), stored.oldest)
+        self.write(rows, self._bits, nbytes=np.array(stored.nbytes), tokens=np.array(stored.tokens), versions=versions)
 
     # ------------------------------------------------------------ rows
 
     def write(
-        self, row: int, columns: Collection[str], *, nbytes: int, tokens: int = 0, version: int | None = None
-    ) -> Written:
-        """Columns of a row are stored. ``tokens``: what they add to the row's length; ``version``: of the row's oldest
-        token (default: the group's), said with the row's first columns."""
-        group, member = divmod(row, self.group_size)
-        if not self.is_open(group):
-            return "late" if self._first_group <= group < self._groups.end else "unknown"
-        written = self._groups.get("written", group)
-        old, added = int(written[member]), self._mask(columns)
-        if old & added:
-            return "duplicate"
-        written[member] = new = old | added
-        self._groups.get("tokens", group)[member] += tokens
-        self._groups.get("nbytes", group)[member] += nbytes
-        self.nbytes += nbytes
-        if old == 0:
-            self.buffered += 1
-            oldest = self.version(group) if version is None else version
-            self._groups.set("oldest", group, min(int(self._groups.get("oldest", group)), oldest))
-        for consumer in self._consumers.values():
-            if old & consumer.reads != consumer.reads and new & consumer.reads == consumer.reads:
-                self._complete_row(consumer, group)
-        return "stored"
+        self,
+        rows: Array,
+        columns: Collection[str],
+        *,
+        nbytes: Array | int,
+        tokens: Array | int = 0,
+        versions: Array | None = None,
+        unit: int = 0,
+    ) -> Array:
+        """Columns of different rows (int64 [n]) are stored in ``unit``. ``nbytes``, ``tokens``: int [n], what they add
+        to a row; ``versions``: int64 [n], of each row's oldest token (default: its group's), said with a row's first
+        columns. Returns int8 [n]: ``STORED`` or why not."""
+        outcome = self._refusals(rows, self._mask(columns))
+        stored = outcome == STORED
+        if stored.all():
+            self._write(rows, columns, nbytes, tokens, versions, unit)
+        elif stored.any():
+            self._write(
+                rows[stored],
+                columns,
+                nbytes if isinstance(nbytes, int) else nbytes[stored],
+                tokens if isinstance(tokens, int) else tokens[stored],
+                None if versions is None else versions[stored],
+                unit,
+            )
+        return outcome
 
-    def _complete_row(self, consumer: _Consumer, group: int) -> None:
-        complete = self._groups.get("complete", group)
-        complete[consumer.index] += 1
-        if complete[consumer.index] == self.group_size:
-            self._make_ready(consumer, group)
+    def _refusals(self, rows: Array, added: int) -> Array:
+        groups = rows // self.group_size
+        outcome = np.zeros(len(rows), dtype=np.int8)
+        known = (groups >= self._groups.low) & (groups < self._groups.end)
+        if known.all():
+            written = self._row_column("written")[self._row_slots(rows)]
+            outcome[(written & added) != 0] = DUPLICATE
+            outcome[~self._groups.column("open")[self._groups.slots(groups)]] = LATE
+        else:
+            outcome[known] = self._refusals(rows[known], added)
+            outcome[~known] = UNKNOWN
+            outcome[(groups >= self._first_group) & (groups < self._groups.low)] = LATE
+        return outcome
+
+    def _write(
+        self,
+        rows: Array,
+        columns: Collection[str],
+        nbytes: Array | int,
+        tokens: Array | int,
+        versions: Array | None,
+        unit: int,
+    ) -> None:
+        slots, groups, added = self._row_slots(rows), rows // self.group_size, self._mask(columns)
+        written = self._row_column("written")
+        old = written[slots]
+        written[slots] = new = old | added
+        self._row_column("tokens")[slots] += tokens
+        self._row_column("nbytes")[slots] += nbytes
+        self.nbytes += int(np.sum(nbytes)) if isinstance(nbytes, np.ndarray) else nbytes * len(rows)
+        self._row_column("units")[slots[:, None], self._places(columns)] = unit
+        fresh = old == 0
+        if fresh.any():
+            self.buffered += int(np.count_nonzero(fresh))
+            self._note_versions(groups[fresh], None if versions is None else versions[fresh])
+        for consumer in self._consumers.values():
+            reads = consumer.reads
+            completed = (old & reads != reads) & (new & reads == reads)
+            if completed.any():
+                self._complete_rows(consumer, groups[completed])
+
+    def _note_versions(self, groups: Array, versions: Array | None) -> None:
+        slots = self._groups.slots(groups)
+        if versions is None:
+            versions = self._groups.column("opened")[slots]
+        np.minimum.at(self._groups.column("oldest"), slots, versions)
+
+    def _complete_rows(self, consumer: _Consumer, groups: Array) -> None:
+        if self.group_size > 1:
+            complete = self._groups.column("complete")[:, consumer.index]
+            np.add.at(complete, self._groups.slots(groups), 1)
+            groups = np.unique(groups)
+            groups = groups[complete[self._groups.slots(groups)] == self.group_size]
+        self._make_ready(consumer, groups)
 
     # ------------------------------------------------------------ consumers
 
     def ready(self, consumer: str) -> dict[int, int]:
         """Groups that ``consumer`` could lease, by the version of their oldest token; a copy."""
-        return dict(self._consumers[consumer].ready)
+        return self._consumers[consumer].ready.by_version()
 
-    def lease(self, consumer: str, groups: int, *, deadline: float) -> Lease | None:
-        """``groups`` ready groups, oldest version first, then id; None when there are fewer."""
+    def lease(
+        self,
+        consumer: str,
+        groups: int,
+        *,
+        deadline: float,
+        at_least: int | None = None,
+        token_budget: int | None = None,
+        min_version: int | None = None,
+    ) -> Lease | None:
+        """Up to ``groups`` ready groups, the oldest first; None when there are fewer than ``at_least`` (default:
+        ``groups``). ``token_budget``: stop before the group that would pass it, unless it is the first.
+        ``min_version``: leave out those that are older."""
         who = self._consumers[consumer]
-        if sum(who.ready.values()) < groups:
+        if who.ready.count(min_version=min_version) < (groups if at_least is None else at_least):
             return None
-        chosen: list[int] = []
-        while len(chosen) < groups:
-            _, group = heapq.heappop(who.heap)
-            if self.is_open(group):
-                self._groups.get("state", group)[who.index] = _LEASED
-                self._count(who, group, -1)
-                chosen.append(group)
-        lease = Lease(lease=self._next_lease, consumer=consumer, groups=tuple(chosen), deadline=deadline)
-        self._leases[lease.lease] = lease
-        self._next_lease += 1
-        return lease
+        chosen = who.ready.take(groups, min_version=min_version)
+        if not len(chosen):
+            return None
+        if token_budget is not None:
+            kept = self._within(chosen, token_budget)
+            chosen, rest = chosen[:kept], chosen[kept:]
+            who.ready.add(rest, self._column_of("oldest", rest), again=True)
+        slots = self._groups.slots(chosen)
+        self._groups.column("state")[slots, who.index] = _LEASED
+        self._groups.column("attempts")[slots, who.index] += 1
+        return self.leases.grant(consumer, chosen, deadline)
+
+    def _within(self, groups: Array, token_budget: int) -> int:
+        """How many of them, at least one, stay within the budget."""
+        total = np.cumsum(self._column_of("tokens", groups).sum(axis=1))
+        return max(1, int(np.searchsorted(total, token_budget, side="right")))
+
+    def attempts(self, lease: Lease) -> Array:
+        """How often each group of a lease has been leased by its consumer, this time included."""
+        attempts: Array = self._column_of("attempts", lease.groups)[:, self._consumers[lease.consumer].index]
+        return attempts
 
     def extend(self, lease: int, *, deadline: float) -> None:
         """Hold on to a lease until ``deadline``."""
-        held = self._held(lease)
-        self._leases[lease] = Lease(lease=lease, consumer=held.consumer, groups=held.groups, deadline=deadline)
+        self.leases.extend(lease, deadline)
 
     def release(self, lease: int) -> Lease:
         """Give the groups back: ready again."""
-        held = self._held(lease)
-        del self._leases[lease]
-        for group in held.groups:
-            self._make_ready(self._consumers[held.consumer], group)
+        held = self.leases.end(lease)
+        self._make_ready(self._consumers[held.consumer], held.groups, again=True)
         return held
 
     def expire(self, now: float) -> tuple[Lease, ...]:
-        """Release the leases whose deadline has come. O(leases held)."""
-        due = [lease for lease, held in self._leases.items() if held.deadline <= now]
-        return tuple(self.release(lease) for lease in due)
+        """Release the leases whose deadline has come."""
+        return tuple(self.release(lease) for lease in self.leases.due(now))
 
-    def acknowledge(self, lease: int) -> Lease:
-        """The consumer is done with the groups; those that every consumer is done with leave."""
-        held = self._held(lease)
-        del self._leases[lease]
-        index = self._consumers[held.consumer].index
-        for group in held.groups:
-            states = self._groups.get("state", group)
-            states[index] = _DONE
-            if (states == _DONE).all():
-                self._leave(group)
-        return held
+    def acknowledge(self, lease: int) -> tuple[Lease, Array]:
+        """The consumer is done with the groups. Returns also those that every consumer is done with: they left."""
+        held = self.leases.end(lease)
+        slots = self._groups.slots(held.groups)
+        states = self._groups.column("state")
+        states[slots, self._consumers[held.consumer].index] = _DONE
+        left: Array = held.groups[(states[slots] == _DONE).all(axis=1)]
+        self._leave(left)
+        return held, left
 
     # ------------------------------------------------------------ inside
-
-    def _held(self, lease: int) -> Lease:
-        if lease not in self._leases:
-            raise ValueError(f"lease {lease} is not held: it expired, was released or was acknowledged")
-        return self._leases[lease]
 
     def _mask(self, columns: Collection[str]) -> int:
         return sum(self._bits[column] for column in set(columns))
 
-    def _make_ready(self, consumer: _Consumer, group: int) -> None:
-        self._groups.get("state", group)[consumer.index] = _READY
-        self._count(consumer, group, +1)
-        heapq.heappush(consumer.heap, (int(self._groups.get("oldest", group)), group))
+    def _places(self, columns: Collection[str]) -> list[int]:
+        return [self._bits[column].bit_length() - 1 for column in columns]
 
-    def _count(self, consumer: _Consumer, group: int, change: int) -> None:
-        version = int(self._groups.get("oldest", group))
-        count = consumer.ready.get(version, 0) + change
-        if count:
-            consumer.ready[version] = count
-        else:
-            del consumer.ready[version]
+    def _row_slots(self, rows: Array) -> Array:
+        return rows - self._groups.base * self.group_size
 
-    def _leave(self, group: int) -> None:
-        self.buffered -= int(np.count_nonzero(self._groups.get("written", group)))
-        self.nbytes -= int(self._groups.get("nbytes", group).sum())
-        self._groups.set("left", group, True)
+    def _row_column(self, name: str) -> Array:
+        """A column with an entry per row, as one array of all rows."""
+        column = self._groups.column(name)
+        return column.reshape(-1, *column.shape[2:])
+
+    def _column_of(self, name: str, groups: Array) -> Array:
+        values: Array = self._groups.column(name)[self._groups.slots(groups)]
+        return values
+
+    def _are_ready(self, index: int, groups: Array) -> Array:
+        # A group that left may be forgotten by now, and its slot be another's.
+        known = groups >= self._groups.low
+        state = self._groups.column("state")[self._groups.slots(np.where(known, groups, self._groups.base)), index]
+        ready: Array = known & (state == _READY)
+        return ready
+
+    def _make_ready(self, consumer: _Consumer, groups: Array, *, again: bool = False) -> None:
+        self._groups.column("state")[self._groups.slots(groups), consumer.index] = _READY
+        consumer.ready.add(groups, self._column_of("oldest", groups), again=again)
+
+    def _leave(self, groups: Array) -> None:
+        slots = self._groups.slots(groups)
+        self.buffered -= int(np.count_nonzero(self._groups.column("written")[slots]))
+        self.nbytes -= int(self._groups.column("nbytes")[slots].sum())
+        opened = self._groups.column("open")
+        opened[slots] = False
         low = self._groups.low
-        while low < self._groups.end and self._groups.get("left", low):
+        while low < self._groups.end and not opened[low - self._groups.base] and not self._groups.get("reserved", low):
             low += 1
         self._groups.forget(low)

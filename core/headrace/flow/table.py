@@ -21,7 +21,8 @@ class Table:
 
     def __init__(self, columns: Mapping[str, tuple[type[np.generic], tuple[int, ...]]], *, first: int) -> None:
         self.low = self.end = first
-        self._base = first
+        self.base = first
+        """The id in the first slot."""
         self._capacity = FIRST_CAPACITY
         self._columns: dict[str, Array] = {
             name: np.zeros((FIRST_CAPACITY, *shape), dtype=dtype) for name, (dtype, shape) in columns.items()
@@ -30,12 +31,12 @@ class Table:
     def __contains__(self, record: int) -> bool:
         return self.low <= record < self.end
 
-    def append(self) -> int:
-        """The id of a new record, all zeros."""
-        if self.end - self._base == self._capacity:
-            self._make_room()
-        self.end += 1
-        return self.end - 1
+    def append(self, count: int = 1) -> int:
+        """The id of the first of ``count`` new records, all zeros."""
+        if self.end + count - self.base > self._capacity:
+            self._make_room(count)
+        self.end += count
+        return self.end - count
 
     def forget(self, below: int) -> None:
         """Records ``< below`` will not be asked for again."""
@@ -43,17 +44,27 @@ class Table:
 
     def get(self, column: str, record: int) -> Any:
         """A record's value in a column; a view where the value is an array."""
-        return self._columns[column][record - self._base]
+        return self._columns[column][record - self.base]
 
     def set(self, column: str, record: int, value: Any) -> None:
         """Replace a record's value in a column."""
-        self._columns[column][record - self._base] = value
+        self._columns[column][record - self.base] = value
 
-    def _make_room(self) -> None:
-        kept, offset = self.end - self.low, self.low - self._base
-        capacity = self._capacity if 2 * kept <= self._capacity else 2 * self._capacity
+    def slots(self, records: Array) -> Array:
+        """Where in :meth:`column` records are, until the next :meth:`append`."""
+        return records - self.base
+
+    def column(self, name: str) -> Array:
+        """All values of a column, by slot."""
+        return self._columns[name]
+
+    def _make_room(self, count: int) -> None:
+        kept, offset = self.end - self.low, self.low - self.base
+        capacity = self._capacity
+        while 2 * kept > capacity or kept + count > capacity:
+            capacity *= 2
         for name, old in self._columns.items():
             new = np.zeros((capacity, *old.shape[1:]), dtype=old.dtype)
             new[:kept] = old[offset : offset + kept]
             self._columns[name] = new
-        self._base, self._capacity = self.low, capacity
+        self.base, self._capacity = self.low, capacity

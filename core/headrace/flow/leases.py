@@ -1,0 +1,66 @@
+"""Who holds which groups, and until when."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from headrace.contract import Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Lease:
+    """Groups held by a consumer. ``groups``: int64, oldest version first."""
+
+    lease: int
+    consumer: str
+    groups: Array
+    deadline: float
+
+
+class Leases:
+    """Those that are held. Each operation costs O(log leases)."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, Lease] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        """A heap; an entry counts while its lease is held with that very deadline."""
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def grant(self, consumer: str, groups: Array, deadline: float) -> Lease:
+        """A new one."""
+        lease = Lease(lease=self._next, consumer=consumer, groups=groups, deadline=deadline)
+        self._next += 1
+        self._hold(lease)
+        return lease
+
+    def extend(self, lease: int, deadline: float) -> None:
+        """ValueError when it is not held."""
+        self._hold(replace(self._get(lease), deadline=deadline))
+
+    def end(self, lease: int) -> Lease:
+        """It is held no more. ValueError when it was not."""
+        held = self._get(lease)
+        del self._held[lease]
+        return held
+
+    def due(self, now: float) -> Iterator[int]:
+        """Leases whose deadline has come, first deadline first; the caller ends each before it takes the next."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, lease = heapq.heappop(self._deadlines)
+            held = self._held.get(lease)
+            if held is not None and held.deadline == deadline:
+                yield lease
+
+    def _hold(self, lease: Lease) -> None:
+        self._held[lease.lease] = lease
+        heapq.heappush(self._deadlines, (lease.deadline, lease.lease))
+
+    def _get(self, lease: int) -> Lease:
+        if lease not in self._held:
+            raise ValueError(f"lease {lease} is not held: it expired, was released or was acknowledged")
+        return self._held[lease]

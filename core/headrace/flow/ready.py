@@ -1,0 +1,133 @@
+"""Groups that a consumer could be given, oldest version first; within a version, those that were ready first.
+
+Rings of numbers, no Python object per group. Invariant: taking ``n`` costs O(n + those dropped meanwhile + log
+versions), however many groups wait.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from headrace.contract import Array
+
+_FEWEST = 16
+
+
+class Ring:
+    """A queue of int64 that takes and gives whole arrays, at both ends."""
+
+    def __init__(self) -> None:
+        self._items = np.empty(_FEWEST, dtype=np.int64)
+        self._start = self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, items: Array) -> None:
+        """Add at the back."""
+        self._fit(self._length + len(items))
+        self._items[self._places(self._start + self._length, len(items))] = items
+        self._length += len(items)
+
+    def prepend(self, items: Array) -> None:
+        """Add at the front, ``items[0]`` foremost."""
+        self._fit(self._length + len(items))
+        self._start = (self._start - len(items)) % len(self._items)
+        self._items[self._places(self._start, len(items))] = items
+        self._length += len(items)
+
+    def take(self, count: int) -> Array:
+        """Remove up to ``count`` from the front."""
+        count = min(count, self._length)
+        taken: Array = self._items[self._places(self._start, count)]
+        self._start = (self._start + count) % len(self._items)
+        self._length -= count
+        if len(self._items) > _FEWEST and 4 * self._length <= len(self._items):
+            self._move(max(_FEWEST, len(self._items) // 2))
+        return taken
+
+    def _places(self, start: int, count: int) -> Array:
+        return np.arange(start, start + count) % len(self._items)
+
+    def _fit(self, length: int) -> None:
+        if length > len(self._items):
+            self._move(max(length, 2 * len(self._items)))
+
+    def _move(self, capacity: int) -> None:
+        items = np.empty(capacity, dtype=np.int64)
+        items[: self._length] = self._items[self._places(self._start, self._length)]
+        self._items, self._start = items, 0
+
+
+class ReadyGroups:
+    """``is_ready``: which of some groups (int64 [n]) still are, bool [n]; a group that was dropped is left in its ring
+    until it comes to the front."""
+
+    def __init__(self, is_ready: Callable[[Array], Array]) -> None:
+        self._is_ready = is_ready
+        self._rings: dict[int, Ring] = {}
+        self._counts: dict[int, int] = {}
+        self._versions: list[int] = []
+        """Ascending: those of ``_counts``."""
+        self.total = 0
+
+    def by_version(self) -> dict[int, int]:
+        """How many groups; a copy."""
+        return dict(self._counts)
+
+    def count(self, *, min_version: int | None = None) -> int:
+        """How many groups there are that are not older than ``min_version``."""
+        if min_version is None or not self._versions or self._versions[0] >= min_version:
+            return self.total
+        return sum(self._counts[version] for version in self._from(min_version))
+
+    def add(self, groups: Array, versions: Array, *, again: bool = False) -> None:
+        """These became ready. ``again``: they were taken and come back, to the front."""
+        for version, members in _by_version(groups, versions):
+            ring = self._rings.get(version)
+            if ring is None:
+                ring = self._rings[version] = Ring()
+                self._counts[version] = 0
+                insort(self._versions, version)
+            (ring.prepend if again else ring.append)(members)
+            self._change(version, len(members))
+
+    def discard(self, version: int) -> None:
+        """One group of ``version`` is not ready any more."""
+        self._change(version, -1)
+
+    def take(self, count: int, *, min_version: int | None = None) -> Array:
+        """Up to ``count`` groups leave, int64."""
+        found: list[Array] = []
+        for version in list(self._from(min_version)):
+            while count and version in self._rings:
+                taken = self._rings[version].take(count)
+                taken = taken[self._is_ready(taken)]
+                found.append(taken)
+                count -= len(taken)
+                self._change(version, -len(taken))
+            if not count:
+                break
+        return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+
+    def _from(self, min_version: int | None) -> list[int]:
+        first = 0 if min_version is None else bisect_left(self._versions, min_version)
+        return self._versions[first:]
+
+    def _change(self, version: int, change: int) -> None:
+        self.total += change
+        self._counts[version] += change
+        if not self._counts[version]:  # what is left in the ring was dropped
+            del self._rings[version], self._counts[version]
+            self._versions.remove(version)
+
+
+def _by_version(groups: Array, versions: Array) -> Iterator[tuple[int, Array]]:
+    if len(groups) and (versions == versions[0]).all():
+        yield int(versions[0]), groups
+        return
+    for version in np.unique(versions).tolist():
+        yield version, groups[versions == version]

@@ -1,0 +1,249 @@
+"""The ledger against a plain model, under any order of operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from headrace.flow.leases import Lease
+from headrace.flow.ledger import WRITTEN, Ledger
+
+COLUMNS = ("prompt", "answer", "reward", "reference")
+READS = {
+    "score": ("prompt", "answer"),
+    "reference": ("answer",),
+    "train": ("answer", "reward", "reference"),
+}
+UNITS = 3
+
+
+@dataclass
+class Group:
+    version: int
+    columns: list[dict[str, int]]
+    """Per member: column → unit."""
+    versions: list[int | None]
+    tokens: list[int]
+    nbytes: int = 0
+    left: bool = False
+    held: dict[str, int] = field(default_factory=dict)
+    """Consumer → lease."""
+    done: set[str] = field(default_factory=set)
+    attempts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def oldest(self) -> int:
+        return min(version for version in self.versions if version is not None)
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    @initialize(group_size=st.integers(1, 3), first=st.integers(0, 5))
+    def begin(self, group_size: int, first: int) -> None:
+        self.size, self.first, self.now = group_size, first, 0.0
+        self.groups: dict[int, Group] = {}
+        self.leases: dict[int, Lease] = {}
+        self.ledger = Ledger(group_size=group_size, columns=COLUMNS, consumers=READS, first_group=first)
+
+    # ------------------------------------------------------------ producers
+
+    @rule(count=st.integers(1, 6) | st.just(70), version=st.integers(0, 4))
+    def open(self, count: int, version: int) -> None:
+        start = self.ledger.open_many(count, version)
+        assert start == self.first + len(self.groups)
+        for group in range(start, start + count):
+            self.groups[group] = Group(version, [{} for _ in range(self.size)], [None] * self.size, [0] * self.size)
+
+    @rule(data=st.data(), columns=st.sets(st.sampled_from(COLUMNS), min_size=1), unit=st.integers(1, UNITS))
+    def write(self, data: st.DataObject, columns: set[str], unit: int) -> None:
+        end = (self.first + len(self.groups)) * self.size
+        rows = sorted(data.draw(st.sets(st.integers(0, end + 2), min_size=1, max_size=40)))
+        sizes = data.draw(st.lists(st.integers(0, 9), min_size=len(rows), max_size=len(rows)))
+        later = data.draw(st.integers(0, 2))
+        versions = [self.version(row) + later for row in rows]
+        outcome = self.ledger.write(
+            np.array(rows),
+            sorted(columns),
+            nbytes=np.array(sizes),
+            tokens=np.array(sizes),
+            versions=np.array(versions),
+            unit=unit,
+        )
+        for row, size, version, code in zip(rows, sizes, versions, outcome.tolist(), strict=True):
+            assert WRITTEN[code] == self.write_one(row, columns, size, version, unit)
+
+    @rule(data=st.data(), columns=st.sampled_from([COLUMNS, *READS.values()]), unit=st.integers(1, UNITS))
+    def fill(self, data: st.DataObject, columns: tuple[str, ...], unit: int) -> None:
+        """Whole groups, so that there is something to lease."""
+        present = [number for number, group in self.groups.items() if not group.left]
+        if present:
+            chosen = sorted(data.draw(st.sets(st.sampled_from(present), min_size=1, max_size=20)))
+            for column in columns:
+                rows = [
+                    number * self.size + member
+                    for number in chosen
+                    for member, there in enumerate(self.groups[number].columns)
+                    if column not in there
+                ]
+                outcome = self.ledger.write(np.array(rows, dtype=np.int64), (column,), nbytes=1, tokens=1, unit=unit)
+                assert not outcome.any()
+                for row in rows:
+                    self.write_one(row, {column}, 1, self.version(row), unit)
+
+    def version(self, row: int) -> int:
+        group = self.groups.get(row // self.size)
+        return group.version if group else 0
+
+    def write_one(self, row: int, columns: set[str], size: int, version: int, unit: int) -> str:
+        number, member = divmod(row, self.size)
+        if number not in self.groups:
+            return "unknown"
+        group = self.groups[number]
+        if group.left:
+            return "late"
+        if columns & group.columns[member].keys():
+            return "duplicate"
+        if not group.columns[member]:
+            group.versions[member] = version
+        group.columns[member] |= dict.fromkeys(columns, unit)
+        group.tokens[member] += size
+        group.nbytes += size
+        return "stored"
+
+    # ------------------------------------------------------------ consumers
+
+    def ready(self, consumer: str, min_version: int = -1) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for number, group in self.groups.items():
+            whole = all(set(READS[consumer]) <= columns.keys() for columns in group.columns)
+            free = not group.left and consumer not in group.held and consumer not in group.done
+            if whole and free and group.oldest >= min_version:
+                found.setdefault(group.oldest, []).append(number)
+        return found
+
+    @rule(
+        consumer=st.sampled_from(sorted(READS)),
+        count=st.integers(1, 4),
+        at_least=st.none() | st.integers(1, 4),
+        budget=st.none() | st.integers(1, 20),
+        min_version=st.none() | st.integers(0, 5),
+        ttl=st.integers(3, 20),
+    )
+    def lease(
+        self, consumer: str, count: int, at_least: int | None, budget: int | None, min_version: int | None, ttl: int
+    ) -> None:
+        ready = self.ready(consumer, -1 if min_version is None else min_version)
+        versions = {number: version for version, numbers in ready.items() for number in numbers}
+        lease = self.ledger.lease(
+            consumer,
+            count,
+            deadline=self.now + ttl,
+            at_least=at_least,
+            token_budget=budget,
+            min_version=min_version,
+        )
+        if lease is None:
+            assert len(versions) < (count if at_least is None else at_least) or not versions
+            return
+        given = lease.groups.tolist()
+        assert len(versions) >= (count if at_least is None else at_least)
+        assert len(set(given)) == len(given) <= count
+        assert set(given) <= versions.keys(), "complete, not held, not acknowledged, not too old"
+        left = [version for number, version in versions.items() if number not in given]
+        assert not left or max(versions[number] for number in given) <= min(left), "oldest version first"
+        tokens = sum(sum(self.groups[number].tokens) for number in given)
+        if budget is None:
+            assert len(given) == min(count, len(versions))
+        else:
+            assert tokens <= budget or len(given) == 1
+        self.leases[lease.lease] = lease
+        for number, attempts in zip(given, self.ledger.attempts(lease).tolist(), strict=True):
+            group = self.groups[number]
+            group.held[consumer] = lease.lease
+            group.attempts[consumer] = group.attempts.get(consumer, 0) + 1
+            assert attempts == group.attempts[consumer]
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def acknowledge(self, data: st.DataObject) -> None:
+        lease = data.draw(st.sampled_from(sorted(self.leases)))
+        held, left = self.ledger.acknowledge(lease)
+        gone = self.end(lease, done=True)
+        assert held.lease == lease
+        assert left.tolist() == gone
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        lease = data.draw(st.sampled_from(sorted(self.leases)))
+        self.ledger.release(lease)
+        self.end(lease, done=False)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), ttl=st.integers(1, 9))
+    def extend(self, data: st.DataObject, ttl: int) -> None:
+        lease = data.draw(st.sampled_from(sorted(self.leases)))
+        self.ledger.extend(lease, deadline=self.now + ttl)
+        old = self.leases[lease]
+        self.leases[lease] = Lease(lease=lease, consumer=old.consumer, groups=old.groups, deadline=self.now + ttl)
+
+    @rule(seconds=st.integers(1, 4))
+    def time_passes(self, seconds: int) -> None:
+        self.now += seconds
+        due = {lease for lease, held in self.leases.items() if held.deadline <= self.now}
+        assert {lease.lease for lease in self.ledger.expire(self.now)} == due
+        for lease in due:
+            self.end(lease, done=False)
+
+    def end(self, lease: int, *, done: bool) -> list[int]:
+        held = self.leases.pop(lease)
+        gone = []
+        for number in held.groups.tolist():
+            group = self.groups[number]
+            del group.held[held.consumer]
+            if done:
+                group.done.add(held.consumer)
+                if group.done == READS.keys():
+                    group.left = True
+                    gone.append(number)
+        return gone
+
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        free = [number for number, group in self.groups.items() if not group.left and not group.held]
+        if free:
+            number = data.draw(st.sampled_from(free))
+            group = self.groups[number]
+            assert self.ledger.drop(number) == sum(map(bool, group.columns))
+            group.left = True
+
+    # ------------------------------------------------------------ always
+
+    @invariant()
+    def counts_agree(self) -> None:
+        if not hasattr(self, "groups"):
+            return
+        present = [group for group in self.groups.values() if not group.left]
+        assert self.ledger.nbytes == sum(group.nbytes for group in present)
+        assert self.ledger.buffered == sum(bool(columns) for group in present for columns in group.columns)
+        for consumer in READS:
+            expected = {version: len(numbers) for version, numbers in self.ready(consumer).items()}
+            assert self.ledger.ready(consumer) == expected
+        assert list(self.ledger.open_groups()) == [n for n, group in self.groups.items() if not group.left]
+
+    @invariant()
+    def every_column_is_where_it_was_put(self) -> None:
+        for number, group in getattr(self, "groups", {}).items():
+            if not group.left:
+                units = self.ledger.units_of(np.array(self.ledger.rows(number)))
+                expected = [[columns.get(name, 0) for name in COLUMNS] for columns in group.columns]
+                assert units.tolist() == expected
+
+
+LedgerMachine.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+TestLedgerAgreesWithAPlainModel = LedgerMachine.TestCase
