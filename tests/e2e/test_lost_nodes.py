@@ -33,13 +33,13 @@ def test_a_node_that_is_killed_is_started_again_and_the_run_completes(
     assert audit_run(run.directory).ok
 
 
-def test_a_scoring_process_that_is_killed_is_replaced(start: Start) -> None:
+def test_a_scoring_process_that_is_killed_is_replaced_and_told_of(start: Start) -> None:
     run = start("phase.rl.steps=12")
     follow(run, "batch_trained", after=PHASE_TWO)
     for scorer in descendants(pid_of(run, "environment-0")):
         os.kill(scorer, signal.SIGKILL)
     assert run.wait() == 0, run.stderr
-    assert lost(run) == []
+    assert lost(run) == ["environment-0/scoring"]
     assert audit_run(run.directory).ok
 
 
