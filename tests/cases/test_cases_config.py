@@ -64,7 +64,7 @@ def test_L01_the_resolved_job_says_every_default(write_job: WriteJob) -> None:
 
 
 def test_L01_a_wrong_job_is_refused_before_anything_starts(write_job: WriteJob) -> None:
-    path = write_job(("groups = 8", "groups = 7"))
+    path = write_job(("mini_batches = 2", "mini_batches = 3"))
     done = subprocess.run(
         [sys.executable, "-m", "headrace", "run", str(path)],
         capture_output=True,
@@ -73,7 +73,7 @@ def test_L01_a_wrong_job_is_refused_before_anything_starts(write_job: WriteJob) 
         cwd=path.parent,
     )
     assert done.returncode == 2
-    assert "7 groups cannot be split into 2 equal mini-batches" in done.stderr
+    assert "8 groups of 4 cannot be split into 3 equal mini-batches" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (path.parent / "runs").exists()
 

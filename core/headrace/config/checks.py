@@ -141,15 +141,16 @@ class _Checker:
 
     def _batch(self, index: int, phase: Phase) -> None:
         batch = phase.batch
-        if batch.groups % batch.mini_batches:
-            fits = [str(n) for n in range(1, min(batch.groups, FITS) + 1) if batch.groups % n == 0]
+        rows = batch.groups * batch.group_size
+        if rows % batch.mini_batches:
+            fits = [str(n) for n in range(1, min(rows, FITS) + 1) if rows % n == 0]
             self._config(
-                f"{batch.groups} groups cannot be split into {batch.mini_batches} equal mini-batches",
+                f"{batch.groups} groups of {batch.group_size} cannot be split into {batch.mini_batches} equal "
+                "mini-batches",
                 *_places(index, "batch", "mini_batches"),
                 *_places(index, "batch", "groups"),
                 fix=f"set mini_batches to one of {', '.join(fits)}, or change groups",
             )
-
         longest, needs = self.job.rollout.max_new_tokens + 1, self.needs[index]
         if needs is not None and needs.rollout and batch.micro_batch_tokens < longest:
             self._config(

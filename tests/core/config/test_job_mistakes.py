@@ -40,7 +40,7 @@ WITHOUT_STEPS = ("steps = 10\n", "")
         ("observers = []", "checkpoint = 3", "checkpoint should be a table", "[checkpoint]"),
         ("[model.scratch]\nlayers = 1", "[model]", "model has neither path nor scratch", "write path"),
         ("[model.scratch]", '[model]\npath = "m"\n[model.scratch]', "model has both path and scratch", "not both"),
-        ("mini_batches = 2", "mini_batches = 3", "8 groups cannot be split into 3 equal", "one of 1, 2, 4, 8"),
+        ("mini_batches = 2", "mini_batches = 3", "8 groups of 4 cannot be split into 3 equal", "one of 1, 2, 4, 8"),
         ("group_size = 4", "group_size = 1", "group_size must be at least 2, it is 1", "to 2 or more"),
         ("max_staleness = 1", "max_staleness = 9", "max_staleness 9 > batch_groups 8", ""),
         (

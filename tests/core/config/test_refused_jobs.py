@@ -296,7 +296,7 @@ MISTAKES: dict[str, Mistake] = {
     "batch_not_divisible": (
         [("mini_batches = 2", "mini_batches = 3")],
         "[batch] mini_batches = 3",
-        "8 groups cannot be split into 3 equal",
+        "8 groups of 4 cannot be split into 3 equal",
         "one of 1, 2, 4, 8",
     ),
     "no_interpreter": (
