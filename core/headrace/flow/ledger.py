@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -34,12 +36,21 @@ _NO_VERSION = np.iinfo(np.int64).max
 _MAX_COLUMNS = 63
 
 
+@dataclass(frozen=True, slots=True)
 class _Consumer:
-    def __init__(self, index: int, reads: int, ready: ReadyGroups) -> None:
-        self.index = index
-        self.reads = reads
-        """Bit mask of columns."""
-        self.ready = ready
+    index: int
+    reads: int
+    """Bit mask of columns."""
+    ready: ReadyGroups
+
+
+def _table(size: int, *, columns: int, consumers: int, first: int) -> Table:
+    per_group = {"opened": np.int64, "oldest": np.int64, "open": np.bool_, "reserved": np.bool_}
+    per_row = {"written": np.int64, "tokens": np.int32, "nbytes": np.int64}
+    per_consumer = {"complete": np.int32, "state": np.int8, "attempts": np.int16}
+    shapes: list[tuple[dict[str, Any], tuple[int, ...]]]
+    shapes = [(per_group, ()), (per_row, (size,)), (per_consumer, (consumers,)), ({"units": np.int16}, (size, columns))]
+    return Table({name: (kind, shape) for kinds, shape in shapes for name, kind in kinds.items()}, first=first)
 
 
 class Ledger:
@@ -66,22 +77,7 @@ class Ledger:
             name: _Consumer(index, self._mask(reads), ReadyGroups(partial(self._are_ready, index)))
             for index, (name, reads) in enumerate(consumers.items())
         }
-        self._groups = Table(
-            {
-                "opened": (np.int64, ()),
-                "oldest": (np.int64, ()),
-                "open": (np.bool_, ()),
-                "reserved": (np.bool_, ()),
-                "written": (np.int64, (group_size,)),
-                "tokens": (np.int32, (group_size,)),
-                "nbytes": (np.int64, (group_size,)),
-                "units": (np.int16, (group_size, len(columns))),
-                "complete": (np.int32, (len(consumers),)),
-                "state": (np.int8, (len(consumers),)),
-                "attempts": (np.int16, (len(consumers),)),
-            },
-            first=first_group,
-        )
+        self._groups = _table(group_size, columns=len(columns), consumers=len(consumers), first=first_group)
         self._first_group = first_group
         self._reserved: deque[int] = deque()
         """Groups to be opened before any new one, ascending."""
@@ -150,6 +146,11 @@ class Ledger:
         """Which storage unit has each column of rows that are remembered, int16 [n, columns]; 0 where none has."""
         units: Array = self._row_column("units")[self._row_slots(rows)]
         return units
+
+    def tokens_of(self, rows: Array) -> Array:
+        """Tokens of rows that are remembered, int32 [n]."""
+        tokens: Array = self._row_column("tokens")[self._row_slots(rows)]
+        return tokens
 
     def is_written(self, row: int) -> bool:
         """Whether a row of an open group has a column."""

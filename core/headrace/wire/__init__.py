@@ -7,6 +7,7 @@ The room knows no roles.
 
 from headrace.wire.address import ipc_address, tcp_address
 from headrace.wire.arrays import array_bytes
+from headrace.wire.blocking import BlockingClient
 from headrace.wire.checksum import manifest_digest, tensor_checksum, tensor_info
 from headrace.wire.client import Client
 from headrace.wire.codec import decode, encode
@@ -21,6 +22,7 @@ from headrace.wire.sockets import bind_socket, bound_address, close_context, con
 
 __all__ = [
     "DEFAULT_LIMITS",
+    "BlockingClient",
     "Client",
     "Gate",
     "Keys",

@@ -10,15 +10,15 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from types import NoneType
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import msgspec
 import zmq
 
-from headrace.errors import DeadlineError, WireError
+from headrace.errors import DeadlineError, HeadraceError, WireError
 from headrace.wire.address import check_address
 from headrace.wire.arrays import Buffer
-from headrace.wire.codec import check_limits, decoder_for, encode
+from headrace.wire.codec import TypedDecoder, check_limits, decoder_for, encode
 from headrace.wire.endpoint import Endpoint
 from headrace.wire.failures import from_failure
 from headrace.wire.keys import Keys
@@ -35,6 +35,13 @@ _decode = msgspec.msgpack.Decoder(Reply | Failure).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
+class _Pending(NamedTuple):
+    future: asyncio.Future[Any]
+    timer: asyncio.TimerHandle
+    method: str
+    reply: TypedDecoder
+
+
 class Client:
     """Used from one event loop; connects at the first call and again whenever the server comes back."""
 
@@ -46,7 +53,7 @@ class Client:
         self._endpoint: Endpoint | None = None
         self._closed = False
         self._calls = 0
-        self._pending: dict[int, asyncio.Future[WireError | tuple[Reply | Failure, list[memoryview]]]] = {}
+        self._pending: dict[int, _Pending] = {}
 
     @overload
     async def call(self, method: str, request: object = None, *, deadline: float, awaiting: str = "") -> None: ...
@@ -64,6 +71,13 @@ class Client:
         Raises what the handler raised when that is a HeadraceError, RunError when it is not, WireError when
         message or reply is refused.
         """
+        return await self.submit(method, request, reply=reply, deadline=deadline, awaiting=awaiting)
+
+    def submit(
+        self, method: str, request: object = None, *, reply: Any = NoneType, deadline: float, awaiting: str = ""
+    ) -> asyncio.Future[Any]:
+        """:meth:`call` without waiting: the message is on its way, and the future has the outcome. Cancelling the
+        future cancels the call at the server."""
         if not 0 < deadline <= MAX_SECONDS:
             raise ValueError(f"a deadline is a number of seconds above 0, got {deadline!r}")
         self._calls += 1
@@ -73,32 +87,25 @@ class Client:
         message = _encode(Call(call, method, deadline, msgspec.Raw(header)))
         check_limits([len(message), *(len(array) for array in arrays)], self._limits)
         loop = asyncio.get_running_loop()
-        future = self._pending[call] = loop.create_future()
-        timer = loop.call_later(deadline, self._expire, call, method, deadline, awaiting)
+        future: asyncio.Future[Any] = loop.create_future()
+        what = f", awaiting {awaiting}" if awaiting else ""
+        timer = loop.call_later(
+            deadline, self._expire, call, f"no reply to {method} from {self._address} in {deadline:g} s{what}"
+        )
+        self._pending[call] = _Pending(future, timer, method, decoder_for(reply))
         try:
             self._send([message, *arrays])
-            outcome = await future
-        except asyncio.CancelledError:
-            self._tell_cancelled(call)
+        except WireError:
+            self._forget(call)
             raise
-        finally:
-            timer.cancel()
-            self._pending.pop(call, None)
-        if isinstance(outcome, WireError):
-            if not self._pending:
-                self._disconnect()  # the server cancels the handler by itself: it knows the deadline
-            raise outcome
-        answer, arrays = outcome
-        if isinstance(answer, Failure):
-            raise from_failure(answer)
-        return self._read(answer, arrays, method, reply)
+        future.add_done_callback(lambda done: self._tell_cancelled(call) if done.cancelled() else None)
+        return future
 
     async def close(self) -> None:
         """Pending calls fail with WireError. Twice is fine."""
         self._closed = True
-        for future in self._pending.values():
-            if not future.done():
-                future.set_result(WireError(f"the client of {self._address} was closed during the call"))
+        for call in list(self._pending):
+            self._fail(call, WireError(f"the client of {self._address} was closed during the call"))
         if self._endpoint is not None:
             self._endpoint.close()
 
@@ -128,15 +135,28 @@ class Client:
             self._endpoint.close()
             self._endpoint = None
 
-    def _expire(self, call: int, method: str, deadline: float, awaiting: str) -> None:
-        future = self._pending[call]
+    def _expire(self, call: int, message: str) -> None:
+        self._fail(call, DeadlineError(message))
+
+    def _fail(self, call: int, error: WireError) -> None:
+        """The connection may be why: once nobody else waits for it, the next call makes a new one. The server cancels
+        the handler by itself, since it knows the deadline."""
+        future = self._forget(call)
+        if not self._pending:
+            self._disconnect()
         if not future.done():
-            what = f", awaiting {awaiting}" if awaiting else ""
-            future.set_result(DeadlineError(f"no reply to {method} from {self._address} in {deadline:g} s{what}"))
+            future.set_exception(error)
+
+    def _forget(self, call: int) -> asyncio.Future[Any]:
+        pending = self._pending.pop(call)
+        pending.timer.cancel()
+        return pending.future
 
     def _tell_cancelled(self, call: int) -> None:
-        if self._endpoint is not None and not self._closed:
-            self._endpoint.send([_encode(Cancel(call))])  # if it takes none, the server cancels at the deadline
+        if call in self._pending:
+            self._forget(call)
+            if self._endpoint is not None and not self._closed:
+                self._endpoint.send([_encode(Cancel(call))])  # if it takes none, the server cancels at the deadline
 
     def _deliver(self, head: list[bytes], arrays: list[memoryview]) -> None:
         try:
@@ -144,13 +164,22 @@ class Client:
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             logger.warning("%s sent a malformed reply: %s", self._address, error)
             return
-        future = self._pending.get(answer.id)
-        if future is not None and not future.done():
-            future.set_result((answer, arrays))
+        pending = self._pending.get(answer.id)
+        if pending is None:
+            return
+        self._forget(answer.id)
+        if pending.future.done():
+            return
+        try:
+            pending.future.set_result(self._read(answer, arrays, pending))
+        except HeadraceError as error:
+            pending.future.set_exception(error)
 
-    def _read(self, answer: Reply, arrays: list[memoryview], method: str, reply: Any) -> Any:
+    def _read(self, answer: Reply | Failure, arrays: list[memoryview], pending: _Pending) -> Any:
+        if isinstance(answer, Failure):
+            raise from_failure(answer)
         try:
             check_limits([len(answer.body), *(len(array) for array in arrays)], self._limits)
-            return decoder_for(reply).decode(answer.body, arrays)
+            return pending.reply.decode(answer.body, arrays)
         except RefusedError as refusal:
-            raise WireError(f"the reply to {method} from {self._address}: {refusal.message}") from refusal
+            raise WireError(f"the reply to {pending.method} from {self._address}: {refusal.message}") from refusal

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
 from headrace.wire.codec import TypedDecoder, decoder_for
 
-F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
+F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__headrace_rpc__"
 
 
 def rpc(method: F) -> F:
-    """Mark ``async def method(self, request: T) -> R`` as callable by clients."""
+    """Mark ``async def method(self, request: T) -> R`` as callable by clients. A plain ``def`` is answered at once,
+    without a task of its own; what cannot be answered yet it answers with an ``asyncio.Future``."""
     setattr(method, _MARK, True)
     return method
 
@@ -24,8 +25,10 @@ class Method:
     """One marked method, bound."""
 
     name: str
-    call: Callable[[Any], Awaitable[Any]]
+    call: Callable[[Any], Any]
     request: TypedDecoder
+    plain: bool
+    """Not ``async``."""
 
 
 def methods_of(service: object) -> dict[str, Method]:
@@ -33,7 +36,8 @@ def methods_of(service: object) -> dict[str, Method]:
     found = {}
     for name, function in inspect.getmembers(type(service), inspect.isfunction):
         if getattr(function, _MARK, False):
-            found[name] = Method(name, getattr(service, name), decoder_for(_request_type(function)))
+            plain = not inspect.iscoroutinefunction(function)
+            found[name] = Method(name, getattr(service, name), decoder_for(_request_type(function)), plain)
     if not found:
         raise ValueError(f"{type(service).__qualname__} has no @rpc method")
     return found
@@ -42,8 +46,8 @@ def methods_of(service: object) -> dict[str, Method]:
 def _request_type(function: Callable[..., Any]) -> Any:
     where = function.__qualname__
     parameters = list(inspect.signature(function).parameters)
-    if not inspect.iscoroutinefunction(function) or len(parameters) != 2:
-        raise ValueError(f"{where}: an rpc method is `async def method(self, request: T) -> R`")
+    if len(parameters) != 2:
+        raise ValueError(f"{where}: an rpc method is `async def method(self, request: T) -> R`, or without async")
     try:
         hints = get_type_hints(function)
     except NameError as error:

@@ -1,4 +1,4 @@
-"""Serves the rpc methods of an object: every call is a task of the loop.
+"""Serves the rpc methods of an object: a call is a task of the loop, unless it can be answered at once.
 
 Invariants: a message that is not a valid call never ends the server, it is counted in ``refused``; no handler
 outlives its caller's deadline, nor the server.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -114,9 +116,24 @@ class Server:
         except RefusedError as refusal:
             self._fail(key, refusal)
             raise
-        task = asyncio.get_running_loop().create_task(self._run(key, method, request, call.seconds))
-        self._running[key] = task
+        if method.plain:
+            self._answer(key, method, request, call.seconds)
+        else:
+            self._start(key, method, partial(method.call, request), call.seconds)
+
+    def _start(
+        self, key: tuple[bytes, int], method: Method, answer: Callable[[], Awaitable[Any]], seconds: float
+    ) -> None:
+        task = self._running[key] = asyncio.get_running_loop().create_task(self._run(key, method, answer, seconds))
         task.add_done_callback(lambda _: self._running.pop(key))  # a task cancelled early never runs a line of its own
+
+    def _answer(self, key: tuple[bytes, int], method: Method, request: Any, seconds: float) -> None:
+        with self._failing(key, method):
+            answer = method.call(request)
+            if isinstance(answer, asyncio.Future) and not answer.done():
+                self._start(key, method, lambda: answer, seconds)
+            else:
+                self._reply(key, answer.result() if isinstance(answer, asyncio.Future) else answer)
 
     def _read(self, call: Call, arrays: list[memoryview]) -> tuple[Method, Any]:
         method = self._methods.get(call.method)
@@ -131,25 +148,37 @@ class Server:
         except RefusedError as refusal:
             raise RefusedError(f"{call.method}: {refusal.message}", reason=refusal.reason) from refusal
 
-    async def _run(self, key: tuple[bytes, int], method: Method, request: Any, seconds: float) -> None:
+    async def _run(
+        self, key: tuple[bytes, int], method: Method, answer: Callable[[], Awaitable[Any]], seconds: float
+    ) -> None:
         task = self._running[key]
         timer = asyncio.get_running_loop().call_later(seconds, task.cancel)
         try:
-            header, *arrays = encode(await method.call(request))
-            message = _encode(Reply(key[1], msgspec.Raw(header)))
-            check_limits([len(message), *(len(array) for array in arrays)], self._limits)
-            self._send(key, message, arrays)
+            with self._failing(key, method):
+                self._reply(key, await answer())
         except asyncio.CancelledError:
             if not task.cancelling():
                 self._fail(key, RunError(f"{method.name} was cancelled from within its own node"))
+        finally:
+            timer.cancel()
+
+    @contextmanager
+    def _failing(self, key: tuple[bytes, int], method: Method) -> Iterator[None]:
+        """What the handler raises goes to the caller."""
+        try:
+            yield
         except HeadraceError as error:
             self._fail(key, error)
         except Exception as error:
             # The supervisor of handlers: one call's bug ends that call, not the node.
             logger.exception("%s failed", method.name)
             self._fail(key, unexpected(method.name, error))
-        finally:
-            timer.cancel()
+
+    def _reply(self, key: tuple[bytes, int], answer: Any) -> None:
+        header, *arrays = encode(answer)
+        message = _encode(Reply(key[1], msgspec.Raw(header)))
+        check_limits([len(message), *(len(array) for array in arrays)], self._limits)
+        self._send(key, message, arrays)
 
     def _fail(self, key: tuple[bytes, int], error: HeadraceError) -> None:
         failure: Failure = to_failure(key[1], error)

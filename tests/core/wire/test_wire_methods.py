@@ -1,19 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import pytest
 
 from headrace.wire import Server, rpc
-
-
-def not_async() -> type:
-    class NotAsync:
-        @rpc
-        def method(self, request: int) -> Awaitable[int]:
-            raise NotImplementedError
-
-    return NotAsync
 
 
 def two_arguments() -> type:
@@ -37,7 +28,6 @@ def not_annotated() -> type:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (not_async, "async def method"),
         (two_arguments, "async def method"),
         (not_annotated, "annotated"),
         (lambda: int, "no @rpc method"),

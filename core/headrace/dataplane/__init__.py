@@ -1,0 +1,14 @@
+"""The data plane: rows stream between the stages of a run, each given to each consumer exactly once.
+
+A *partition* is a table of rows × columns with its consumers. A *storage unit* keeps column values and never knows who
+reads them; the *ledger* knows what is where, who may read it and who has it on lease, and never sees a value. Producers
+and consumers talk to both: ``put`` goes to a unit, which tells the ledger before it answers; ``lease`` is answered by
+the ledger, and the values are then fetched from the units.
+"""
+
+from headrace.dataplane.ledger import LedgerService
+from headrace.dataplane.messages import ColumnSchema, PartitionSpec
+from headrace.dataplane.plane import DataPlane, Partition, Rows
+from headrace.dataplane.unit import UnitService
+
+__all__ = ["ColumnSchema", "DataPlane", "LedgerService", "Partition", "PartitionSpec", "Rows", "UnitService"]

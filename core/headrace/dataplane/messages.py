@@ -1,0 +1,130 @@
+"""What producers, consumers, units and the ledger say to each other; positional on the wire, for they are many."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headrace.contract import Array, Ragged
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """Base."""
+
+
+class ColumnSchema(Message, frozen=True):
+    """What every value of a column looks like. ``dtype``: numpy's name; ``shape``: of one value, or of one entry of a
+    ``ragged`` column, which has any number of entries per row."""
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+    ragged: bool = False
+
+
+class PartitionSpec(Message, frozen=True):
+    """A table. ``consumers``: name → the columns it reads; ``length_of``: the ragged column whose length is a row's
+    number of tokens."""
+
+    name: str
+    columns: dict[str, ColumnSchema]
+    consumers: dict[str, tuple[str, ...]]
+    group_size: int = 1
+    length_of: str = ""
+
+
+class Described(Message, frozen=True):
+    """A partition, and the addresses of all storage units, whose numbers are their places in it from 1 on."""
+
+    spec: PartitionSpec
+    units: list[str]
+
+
+class Put(Message, frozen=True):
+    """Values to keep. ``rows``: int64, which rows get these columns; empty for new rows, whose ids come back.
+    ``version``: the policy version of new rows."""
+
+    partition: str
+    rows: Array
+    columns: dict[str, Array | Ragged]
+    version: int
+
+
+class Note(Message, frozen=True):
+    """What a unit is about to keep. ``rows``: empty for ``count`` new ones. ``nbytes``, ``tokens``: int64 [count]."""
+
+    partition: str
+    rows: Array
+    count: int
+    columns: tuple[str, ...]
+    nbytes: Array
+    tokens: Array
+    version: int
+
+
+class Notes(Message, frozen=True):
+    """From a unit, by its number."""
+
+    unit: int
+    notes: list[Note]
+
+
+class Noted(Message, frozen=True):
+    """``rows``: int64 [count]. ``refused``: int8 [count], 0 for those to keep; empty when all are."""
+
+    rows: Array
+    refused: Array
+
+
+class Fetch(Message, frozen=True):
+    """A read: these columns of these rows."""
+
+    rows: Array
+    columns: tuple[str, ...]
+
+
+class LeaseCall(Message, frozen=True):
+    """Up to ``groups``, as soon as there are ``at_least``, or DeadlineError after ``wait`` seconds; held for
+    ``seconds``. ``token_budget``, ``min_version``: 0 for none."""
+
+    partition: str
+    consumer: str
+    groups: int
+    at_least: int
+    wait: float
+    seconds: float
+    token_budget: int = 0
+    min_version: int = 0
+
+
+class Granted(Message, frozen=True):
+    """``rows``: int64 [n], whole groups, the oldest first. ``units``: int16 [n, columns the consumer reads]."""
+
+    lease: int
+    rows: Array
+    units: Array
+    tokens: Array
+    attempts: Array
+
+
+class LeaseRef(Message, frozen=True):
+    """A lease of a partition. ``seconds``: for how much longer, where it is extended."""
+
+    partition: str
+    lease: int
+    seconds: float = 0.0
+
+
+class Groups(Message, frozen=True):
+    """Groups to give up."""
+
+    partition: str
+    groups: list[int]
+
+
+class PartitionStats(Message, frozen=True):
+    """Where a partition stands. ``ready``: groups by consumer; ``waiting``: consumers' calls that wait."""
+
+    rows: int
+    nbytes: int
+    leases: int
+    ready: dict[str, int]
+    waiting: dict[str, int]

@@ -1,0 +1,224 @@
+"""Producers and consumers: put, lease, get, acknowledge, from code without an event loop."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.contract import Array, Batch, Column, StorageStats
+from headrace.dataplane.messages import (
+    Described,
+    Fetch,
+    Granted,
+    Groups,
+    LeaseCall,
+    LeaseRef,
+    Noted,
+    PartitionSpec,
+    PartitionStats,
+    Put,
+)
+from headrace.errors import DeadlineError
+from headrace.wire import BlockingClient
+
+DEADLINE = 60.0
+LEASE_SECONDS = 60.0
+GRACE = 10.0
+"""How much longer than the ledger a consumer waits for what the ledger decides."""
+_NEW = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """On lease. ``rows``: int64 [n], whole groups, the oldest version first; ``tokens``: int32 [n]; ``attempts``: how
+    often each group was leased by this consumer, this time included."""
+
+    lease: int
+    consumer: str
+    rows: Array
+    tokens: Array
+    attempts: Array
+    units: Array
+    """int16 [n, columns the consumer reads]."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class DataPlane:
+    """One thread's view. ``connect``: a client of an address; closed with :meth:`close`."""
+
+    def __init__(self, ledger: str, *, connect: Callable[[str], BlockingClient] = BlockingClient) -> None:
+        self._connect = connect
+        self._clients: dict[str, BlockingClient] = {}
+        self._ledger = ledger
+
+    def create(self, spec: PartitionSpec) -> Partition:
+        """Make a partition; one that is there already must be the same, else ContractError."""
+        self.client(self._ledger).call("create", spec, deadline=DEADLINE, awaiting="a partition to be made")
+        return self.partition(spec.name)
+
+    def partition(self, name: str) -> Partition:
+        """A partition that somebody made. ContractError when nobody did."""
+        return Partition(self, name)
+
+    def client(self, address: str = "") -> BlockingClient:
+        """Of a unit, or of the ledger."""
+        address = address or self._ledger
+        if address not in self._clients:
+            self._clients[address] = self._connect(address)
+        return self._clients[address]
+
+    def close(self) -> None:
+        """Twice is fine. Leases that are held expire."""
+        for client in self._clients.values():
+            client.close()
+
+
+class Partition:
+    """A table of rows and columns. Every method waits at most ``deadline`` seconds, and raises DeadlineError then."""
+
+    def __init__(self, plane: DataPlane, name: str) -> None:
+        self._plane = plane
+        self._name = name
+        described = self._describe()
+        self.spec: PartitionSpec = described.spec
+        self._units = described.units
+        self._turns = itertools.count()
+
+    def put(
+        self, columns: Mapping[str, Column], *, rows: Array | None = None, version: int = 0, deadline: float = DEADLINE
+    ) -> Array:
+        """Store columns of ``rows``, or of new rows, whose ids come back: whole groups, one after another, of policy
+        ``version``. Answered when the values are kept and consumers can have them. It waits while the unit is full.
+        ContractError when a column is not as the schema says."""
+        return self.try_put(columns, rows=rows, version=version, deadline=deadline).rows
+
+    def try_put(
+        self, columns: Mapping[str, Column], *, rows: Array | None = None, version: int = 0, deadline: float = DEADLINE
+    ) -> Noted:
+        """:meth:`put` that also says which rows were not wanted: written before, given up, or never there."""
+        put = Put(self._name, _NEW if rows is None else rows, dict(columns), version)
+        unit = self._unit(next(self._turns) % max(1, len(self._units)) + 1)
+        return unit.call("put", put, reply=Noted, deadline=deadline, awaiting="a storage unit to keep rows")
+
+    def lease(
+        self,
+        consumer: str,
+        groups: int,
+        *,
+        at_least: int | None = None,
+        token_budget: int = 0,
+        min_version: int = 0,
+        seconds: float = LEASE_SECONDS,
+        deadline: float = DEADLINE,
+    ) -> Rows:
+        """Up to ``groups`` groups, as soon as there are ``at_least`` (default: all of them), held for ``seconds``."""
+        call = LeaseCall(
+            self._name,
+            consumer,
+            groups,
+            groups if at_least is None else at_least,
+            deadline,
+            seconds,
+            token_budget,
+            min_version,
+        )
+        granted = self._plane.client().call(
+            "lease", call, reply=Granted, deadline=deadline + GRACE, awaiting=f"{call.at_least} groups for {consumer}"
+        )
+        return Rows(
+            lease=granted.lease,
+            consumer=consumer,
+            rows=granted.rows,
+            tokens=granted.tokens,
+            attempts=granted.attempts,
+            units=granted.units,
+        )
+
+    def get(self, held: Rows, columns: Sequence[str] | None = None, *, deadline: float = DEADLINE) -> Batch:
+        """Values of leased rows: ``columns``, by default all that the consumer reads. LostRowsError when a unit has
+        lost them."""
+        reads = self.spec.consumers[held.consumer]
+        wanted = tuple(reads if columns is None else columns)
+        places = [reads.index(column) for column in wanted]
+        units = held.units[:, places]
+        if (units == units[0, 0]).all():
+            return self._fetch(int(units[0, 0]), held.rows, wanted, deadline)
+        return self._gather(held.rows, wanted, units, deadline)
+
+    def _fetch(self, unit: int, rows: Array, columns: tuple[str, ...], deadline: float) -> Batch:
+        return self._unit(unit).call(
+            "get", Fetch(rows, columns), reply=Batch, deadline=deadline, awaiting="a storage unit to send rows"
+        )
+
+    def _gather(self, rows: Array, columns: tuple[str, ...], units: Array, deadline: float) -> Batch:
+        """From several units at once: for each column, the rows that each unit has of it."""
+        parts = []
+        for place, column in enumerate(columns):
+            for unit in np.unique(units[:, place]).tolist():
+                at = np.flatnonzero(units[:, place] == unit)
+                client = self._unit(unit)
+                sent = client.send(
+                    "get",
+                    Fetch(rows[at], (column,)),
+                    deadline=deadline,
+                    awaiting="a storage unit to send rows",
+                )
+                parts.append((column, at, client, sent))
+        found: dict[str, list[tuple[Array, Batch]]] = {column: [] for column in columns}
+        for column, at, client, sent in parts:
+            found[column].append((at, client.receive(sent, Batch)))
+        joined: dict[str, Column] = {}
+        for column, pieces in found.items():
+            order = np.argsort(np.concatenate([at for at, _ in pieces]))
+            whole = Batch.concatenate([piece for _, piece in pieces])
+            joined[column] = whole.take(order).columns[column]
+        return Batch(rows=rows, columns=joined)
+
+    def acknowledge(self, held: Rows, *, deadline: float = DEADLINE) -> None:
+        """The consumer is done with the rows. RunError when the lease ended before: others have, or get, them."""
+        self._tell("acknowledge", LeaseRef(self._name, held.lease), deadline)
+
+    def release(self, held: Rows, *, deadline: float = DEADLINE) -> None:
+        """Give the rows back, to be leased again."""
+        self._tell("release", LeaseRef(self._name, held.lease), deadline)
+
+    def extend(self, held: Rows, seconds: float = LEASE_SECONDS, *, deadline: float = DEADLINE) -> None:
+        """Hold on to the rows for ``seconds`` from now."""
+        self._tell("extend", LeaseRef(self._name, held.lease, seconds), deadline)
+
+    def drop(self, groups: Sequence[int], *, deadline: float = DEADLINE) -> None:
+        """Give whole groups up: no consumer gets them any more."""
+        self._tell("drop", Groups(self._name, list(groups)), deadline)
+
+    def stats(self, *, deadline: float = DEADLINE) -> PartitionStats:
+        """Rows, bytes, leases, what is ready and who waits."""
+        return self._plane.client().call(
+            "stats", self._name, reply=PartitionStats, deadline=deadline, awaiting="the ledger's figures"
+        )
+
+    def unit_stats(self, *, deadline: float = DEADLINE) -> list[StorageStats]:
+        """Rows and bytes that each unit holds, of all partitions."""
+        return [
+            self._unit(number).call("stats", reply=StorageStats, deadline=deadline, awaiting="a unit's figures")
+            for number in range(1, len(self._units) + 1)
+        ]
+
+    def _tell(self, method: str, request: object, deadline: float) -> None:
+        self._plane.client().call(method, request, deadline=deadline, awaiting="the ledger")
+
+    def _describe(self) -> Described:
+        return self._plane.client().call(
+            "describe", self._name, reply=Described, deadline=DEADLINE, awaiting="the description of a partition"
+        )
+
+    def _unit(self, number: int) -> BlockingClient:
+        if number > len(self._units):
+            self._units = self._describe().units
+            if number > len(self._units):
+                raise DeadlineError("the data plane has no storage unit yet", fix="start one")
+        return self._plane.client(self._units[number - 1])

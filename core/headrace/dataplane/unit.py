@@ -1,0 +1,240 @@
+"""A storage unit as a service: column values, a bound in bytes, and word to the ledger.
+
+A put is answered after the ledger knows of the rows and the storage keeps them. When the unit is full, puts of new
+rows wait in order until rows are deleted; new columns of rows that are there never wait, since it is them that lets
+rows leave. Invariant: a value is kept only when the ledger has taken the row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headrace.contract import Array, Batch, Column, Ragged, Storage, StorageStats
+from headrace.dataplane.messages import ColumnSchema, Described, Fetch, Note, Noted, Notes, PartitionSpec, Put
+from headrace.errors import ContractError, LostRowsError, RunError
+from headrace.wire import Client, rpc
+
+LEDGER_DEADLINE = 60.0
+
+
+class _Pending(NamedTuple):
+    put: Put
+    nbytes: Array
+    answer: asyncio.Future[Noted]
+
+
+class UnitService:
+    """``capacity``: bytes, above which new rows wait; 0 for no bound."""
+
+    def __init__(self, storage: Storage, *, ledger: Client, capacity: int = 0) -> None:
+        self._storage = storage
+        self._ledger = ledger
+        self._capacity = capacity
+        self._number = 0
+        self._specs: dict[str, PartitionSpec] = {}
+        self._nbytes = 0
+        """Kept, or about to be."""
+        self._full: deque[_Pending] = deque()
+        self._noting: list[_Pending] = []
+        """To be told to the ledger in this turn of the loop."""
+        self._told: set[asyncio.Future[Any]] = set()
+        """Words to the ledger that are under way."""
+
+    async def join(self, address: str) -> None:
+        """Make the unit known: it is reached at ``address``."""
+        self._number = await self._ledger.call(
+            "join", address, reply=int, deadline=LEDGER_DEADLINE, awaiting="the ledger to take a storage unit"
+        )
+
+    # ------------------------------------------------------------ producers
+
+    @rpc
+    def put(self, put: Put) -> Any:
+        """Keep values. ContractError, and nothing kept, when they are not what the partition's schema says."""
+        spec = self._specs.get(put.partition)
+        if spec is None:
+            return asyncio.ensure_future(self._learn(put))
+        nbytes = _check(spec, put)
+        pending = _Pending(put, nbytes, asyncio.get_running_loop().create_future())
+        if not len(put.rows) and not self._has_room(int(nbytes.sum())):
+            self._full.append(pending)
+        else:
+            self._note(pending)
+        return pending.answer
+
+    def _has_room(self, nbytes: int) -> bool:
+        if not self._capacity:
+            return True
+        if nbytes > self._capacity:
+            raise RunError(
+                f"a put of {nbytes} bytes can never fit a storage unit of {self._capacity}",
+                fix="put fewer rows at once, or give the unit a larger capacity",
+            )
+        return not self._full and self._nbytes + nbytes <= self._capacity
+
+    async def _learn(self, put: Put) -> Noted:
+        """The first of a partition: ask for its schema."""
+        described = await self._ledger.call(
+            "describe",
+            put.partition,
+            reply=Described,
+            deadline=LEDGER_DEADLINE,
+            awaiting="the schema of a partition",
+        )
+        self._specs[put.partition] = described.spec
+        answer: Noted = await self.put(put)
+        return answer
+
+    def _note(self, pending: _Pending) -> None:
+        self._nbytes += int(pending.nbytes.sum())
+        if not self._noting:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._noting.append(pending)
+
+    def _tell(self) -> None:
+        """Everything of this turn of the loop in one message."""
+        noting, self._noting = self._noting, []
+        notes = Notes(self._number, [self._note_of(pending) for pending in noting])
+        call = self._ledger.submit(
+            "note", notes, reply=list[Noted], deadline=LEDGER_DEADLINE, awaiting="the ledger to take rows"
+        )
+        self._told.add(call)
+        call.add_done_callback(lambda done: self._heard(done, noting))
+
+    def _note_of(self, pending: _Pending) -> Note:
+        put = pending.put
+        measured = put.columns.get(self._specs[put.partition].length_of)
+        tokens = measured.lengths if isinstance(measured, Ragged) else np.zeros_like(pending.nbytes)
+        return Note(
+            put.partition, put.rows, len(pending.nbytes), tuple(put.columns), pending.nbytes, tokens, put.version
+        )
+
+    def _heard(self, call: asyncio.Future[list[Noted]], noting: list[_Pending]) -> None:
+        self._told.discard(call)
+        error = RunError("the unit was closed") if call.cancelled() else call.exception()
+        if error is not None:
+            for pending in noting:
+                self._nbytes -= int(pending.nbytes.sum())
+                _fail(pending.answer, error)
+            return
+        for pending, noted in zip(noting, call.result(), strict=True):
+            self._keep(pending, noted)
+
+    def _keep(self, pending: _Pending, noted: Noted) -> None:
+        batch = Batch(rows=noted.rows, columns=pending.put.columns)
+        if len(noted.refused):
+            kept = np.flatnonzero(noted.refused == 0)
+            self._nbytes -= int(pending.nbytes.sum() - pending.nbytes[kept].sum())
+            batch = batch.take(kept)
+        try:
+            self._storage.put(batch)
+        except Exception as error:  # of a plugin: whoever put it is told
+            _fail(pending.answer, error)
+            return
+        if not pending.answer.done():
+            pending.answer.set_result(noted)
+
+    # ------------------------------------------------------------ consumers
+
+    @rpc
+    def get(self, fetch: Fetch) -> Any:
+        """Read."""
+        try:
+            return self._storage.get(fetch.rows.tolist(), fetch.columns)
+        except KeyError as error:
+            if self._told:
+                return asyncio.ensure_future(self._get_later(fetch, set(self._told)))
+            raise _lost(error) from error
+
+    async def _get_later(self, fetch: Fetch, told: set[asyncio.Future[Any]]) -> Batch:
+        """The ledger may have offered rows whose acceptance is still on its way here."""
+        await asyncio.wait(told)  # by then each was heard, whose callback is the older one, and its values are kept
+        try:
+            return self._storage.get(fetch.rows.tolist(), fetch.columns)
+        except KeyError as error:
+            raise _lost(error) from error
+
+    @rpc
+    def delete(self, rows: Array) -> None:
+        """Free; puts that waited for room go on."""
+        self._storage.delete(rows.tolist())
+        if self._capacity:
+            self._nbytes = self._storage.stats().nbytes
+            while self._full and self._nbytes + int(self._full[0].nbytes.sum()) <= self._capacity:
+                pending = self._full.popleft()
+                if not pending.answer.done():
+                    self._note(pending)
+
+    @rpc
+    def stats(self, request: None) -> StorageStats:
+        """Rows and bytes held."""
+        return self._storage.stats()
+
+    async def close(self) -> None:
+        """Waiting producers are told."""
+        for pending in self._full:
+            _fail(pending.answer, RunError("the storage unit was closed while a put waited for room"))
+        self._storage.close()
+
+
+def _lost(error: KeyError) -> LostRowsError:
+    return LostRowsError(f"a storage unit has not all of the rows it was asked for: {error.args[0]}")
+
+
+def _fail(answer: asyncio.Future[Noted], error: BaseException) -> None:
+    if not answer.done():
+        answer.set_exception(error)
+
+
+def _check(spec: PartitionSpec, put: Put) -> Array:
+    """int64 [rows]: the bytes of each. ContractError where a column is not what the schema says."""
+    if not put.columns:
+        raise ContractError("a put without columns", fix=f"the columns of {spec.name!r} are {', '.join(spec.columns)}")
+    lengths = {len(column) for column in put.columns.values()} | ({len(put.rows)} if len(put.rows) else set())
+    if len(lengths) != 1:
+        raise ContractError(f"a put whose columns have {sorted(lengths)} rows", fix="give every row every column")
+    nbytes: Array | None = None
+    for name, column in put.columns.items():
+        schema = spec.columns.get(name)
+        if schema is None or not _fits(schema, column):
+            raise ContractError(
+                f"column {name!r} of partition {spec.name!r} "
+                + ("does not exist" if schema is None else f"is {_say(schema)}, a put gave {_describe(column)}"),
+                fix=f"its columns are {', '.join(f'{key}: {_say(value)}' for key, value in spec.columns.items())}",
+            )
+        size = _row_nbytes(column)
+        nbytes = size if nbytes is None else nbytes + size
+    assert nbytes is not None
+    return nbytes
+
+
+def _values(column: Column) -> Array:
+    return column.values if isinstance(column, Ragged) else column
+
+
+def _row_nbytes(column: Column) -> Array:
+    values = _values(column)
+    each = values.dtype.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))
+    return column.lengths * each if isinstance(column, Ragged) else np.full(len(column), each, dtype=np.int64)
+
+
+def _fits(schema: ColumnSchema, column: Column) -> bool:
+    values = _values(column)
+    return (
+        isinstance(column, Ragged) == schema.ragged
+        and values.dtype.name == schema.dtype
+        and values.shape[1:] == schema.shape
+    )
+
+
+def _say(schema: ColumnSchema) -> str:
+    return f"{'ragged' if schema.ragged else 'dense'} {schema.dtype} {list(schema.shape)}"
+
+
+def _describe(column: Column) -> str:
+    values = _values(column)
+    return _say(ColumnSchema(values.dtype.name, values.shape[1:], isinstance(column, Ragged)))

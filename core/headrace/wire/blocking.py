@@ -1,0 +1,148 @@
+"""Calls from code without an event loop, by the rules of :class:`headrace.wire.Client`. One thread uses a client."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from types import NoneType
+from typing import Any, NamedTuple, TypeVar, overload
+
+import msgspec
+import zmq
+
+from headrace.errors import DeadlineError, WireError
+from headrace.wire.address import check_address
+from headrace.wire.codec import check_limits, decoder_for, encode
+from headrace.wire.failures import from_failure
+from headrace.wire.keys import Keys
+from headrace.wire.limits import DEFAULT_LIMITS, Limits
+from headrace.wire.messages import MAX_SECONDS, Call, Cancel, Failure, Reply
+from headrace.wire.refusal import RefusedError
+from headrace.wire.sockets import Socket, connect_socket
+
+R = TypeVar("R")
+
+_RCVMORE, _SNDMORE = int(zmq.RCVMORE), int(zmq.SNDMORE)
+_ZERO_COPY_BYTES = 1 << 16
+_decode = msgspec.msgpack.Decoder(Reply | Failure).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Sent(NamedTuple):
+    """A call whose reply is still to be received."""
+
+    id: int
+    method: str
+    until: float
+    seconds: float
+    awaiting: str
+
+
+class BlockingClient:
+    """Connects at the first call, and anew after a call that met its deadline."""
+
+    def __init__(self, address: str, *, keys: Keys | None = None, limits: Limits = DEFAULT_LIMITS) -> None:
+        check_address(address, keys=keys)
+        self._address = address
+        self._keys = keys
+        self._limits = limits
+        self._socket: Socket | None = None
+        self._calls = 0
+        self._early: dict[int, tuple[Reply | Failure, list[memoryview]]] = {}
+        """Replies to calls that are received later."""
+
+    @overload
+    def call(self, method: str, request: object = None, *, deadline: float, awaiting: str = "") -> None: ...
+
+    @overload
+    def call(
+        self, method: str, request: object = None, *, reply: type[R], deadline: float, awaiting: str = ""
+    ) -> R: ...
+
+    def call(
+        self, method: str, request: object = None, *, reply: Any = NoneType, deadline: float, awaiting: str = ""
+    ) -> Any:
+        """Call ``method`` and wait at most ``deadline`` seconds. Raises as :meth:`headrace.wire.Client.call`."""
+        return self.receive(self.send(method, request, deadline=deadline, awaiting=awaiting), reply)
+
+    def send(self, method: str, request: object = None, *, deadline: float, awaiting: str = "") -> Sent:
+        """Begin a call, so that several can be under way; :meth:`receive` ends it."""
+        if not 0 < deadline <= MAX_SECONDS:
+            raise ValueError(f"a deadline is a number of seconds above 0, got {deadline!r}")
+        self._calls += 1
+        header, *arrays = encode(request)
+        message = _encode(Call(self._calls, method, deadline, msgspec.Raw(header)))
+        check_limits([len(message), *(len(array) for array in arrays)], self._limits)
+        socket = self._connected()
+        socket.sndtimeo = max(1, int(deadline * 1000))
+        try:
+            socket.send(message, _SNDMORE if arrays else 0)
+            for number, array in enumerate(arrays, 1):
+                more = _SNDMORE if number < len(arrays) else 0
+                socket.send(array, more, copy=len(array) < _ZERO_COPY_BYTES)
+        except zmq.Again:
+            raise WireError(f"{self._address} takes no more messages: its queue is full") from None
+        return Sent(self._calls, method, time.monotonic() + deadline, deadline, awaiting)
+
+    def receive(self, sent: Sent, reply: type[R]) -> R:
+        """The reply to a call."""
+        answer, arrays = self._early.pop(sent.id) if sent.id in self._early else self._await(sent)
+        if isinstance(answer, Failure):
+            raise from_failure(answer)
+        try:
+            check_limits([len(answer.body), *(len(array) for array in arrays)], self._limits)
+            value: R = decoder_for(reply).decode(answer.body, arrays)
+            return value
+        except RefusedError as refusal:
+            raise WireError(f"the reply to {sent.method} from {self._address}: {refusal.message}") from refusal
+
+    def close(self) -> None:
+        """Twice is fine."""
+        if self._socket is not None:
+            self._socket.close(linger=0)
+            self._socket = None
+
+    def _connected(self) -> Socket:
+        if self._socket is None:
+            self._socket = connect_socket(zmq.Context.instance(), self._address, keys=self._keys, limits=self._limits)
+        return self._socket
+
+    def _await(self, sent: Sent) -> tuple[Reply | Failure, list[memoryview]]:
+        while (left := sent.until - time.monotonic()) > 0:
+            received = self._receive(left)
+            if received is None:
+                break
+            answer, arrays = received
+            if answer.id == sent.id:
+                return answer, arrays
+            if answer.id > sent.id:  # of a call that began later; an earlier one was given up
+                self._early[answer.id] = received
+        self._give_up(sent.id)
+        what = f", awaiting {sent.awaiting}" if sent.awaiting else ""
+        raise DeadlineError(f"no reply to {sent.method} from {self._address} in {sent.seconds:g} s{what}")
+
+    def _receive(self, seconds: float) -> tuple[Reply | Failure, list[memoryview]] | None:
+        socket = self._connected()
+        socket.rcvtimeo = max(1, int(seconds * 1000))
+        try:
+            header = socket.recv()
+        except zmq.Again:
+            return None
+        arrays: list[memoryview] = []
+        while socket.get(_RCVMORE):
+            frame = socket.recv(copy=False)
+            if len(arrays) <= self._limits.frames:
+                arrays.append(frame.buffer)
+        try:
+            return _decode(header), arrays
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise WireError(f"{self._address} sent a malformed reply: {error}") from error
+
+    def _give_up(self, call: int) -> None:
+        """The server need not go on. libzmq may have given the connection up, so the next call makes a new one."""
+        if self._socket is not None:
+            self._socket.sndtimeo = 0
+            with contextlib.suppress(zmq.Again):  # the server knows the deadline
+                self._socket.send(_encode(Cancel(call)))
+            self._socket.close(linger=100)
+            self._socket = None

@@ -1,0 +1,62 @@
+"""A data plane in this process: its services on a loop in a thread, so that tests are plain code that may block."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from headrace.contract import Storage
+from headrace.dataplane import DataPlane
+from headrace.dataplane.serve import serve_ledger, serve_unit
+from headrace.wire import ipc_address
+from headrace_storage.memory import MemoryStorage
+
+
+class Services:
+    """Runs the ledger and as many units as are asked for."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = str(directory)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._serving: list[asyncio.Task[None]] = []
+        self._planes: list[DataPlane] = []
+        self.ledger = ipc_address(self._directory, "ledger")
+        self._serve(lambda ready: serve_ledger(self.ledger, ready=ready))
+
+    def unit(self, *, capacity: int = 0, storage: Storage | None = None) -> None:
+        """Another storage unit; it has joined when this returns."""
+        kept = MemoryStorage(None) if storage is None else storage
+        address = ipc_address(self._directory, f"unit-{len(self._serving)}")
+        self._serve(lambda ready: serve_unit(address, kept, ledger=self.ledger, capacity=capacity, ready=ready))
+
+    def plane(self) -> DataPlane:
+        """A client for one thread."""
+        self._planes.append(DataPlane(self.ledger))
+        return self._planes[-1]
+
+    def close(self) -> None:
+        for plane in self._planes:
+            plane.close()
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(30)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _serve(self, serve: Callable[[Callable[[str], None]], Coroutine[Any, Any, None]]) -> None:
+        reached = threading.Event()
+
+        async def begin() -> None:
+            self._serving.append(asyncio.create_task(serve(lambda _: reached.set())))
+
+        asyncio.run_coroutine_threadsafe(begin(), self._loop).result(30)
+        assert reached.wait(30)
+
+    async def _stop(self) -> None:
+        for task in reversed(self._serving):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
