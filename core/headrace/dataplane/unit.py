@@ -40,9 +40,9 @@ class UnitService:
         """Kept, or about to be."""
         self._full: deque[_Pending] = deque()
         self._noting: list[_Pending] = []
-        """To be told to the ledger in this turn of the loop."""
-        self._told: set[asyncio.Future[Any]] = set()
-        """Words to the ledger that are under way."""
+        """To be told to the ledger when it has answered."""
+        self._told: asyncio.Future[list[Noted]] | None = None
+        """Word to the ledger that is under way."""
 
     async def join(self, address: str) -> None:
         """Make the unit known: it is reached at ``address``."""
@@ -91,19 +91,18 @@ class UnitService:
 
     def _note(self, pending: _Pending) -> None:
         self._nbytes += int(pending.nbytes.sum())
-        if not self._noting:
-            asyncio.get_running_loop().call_soon(self._tell)
         self._noting.append(pending)
+        if self._told is None:
+            self._tell()
 
     def _tell(self) -> None:
-        """Everything of this turn of the loop in one message."""
+        """One word at a time: what comes in while the ledger is busy goes into the next."""
         noting, self._noting = self._noting, []
         notes = Notes(self._number, [self._note_of(pending) for pending in noting])
-        call = self._ledger.submit(
+        self._told = self._ledger.submit(
             "note", notes, reply=list[Noted], deadline=LEDGER_DEADLINE, awaiting="the ledger to take rows"
         )
-        self._told.add(call)
-        call.add_done_callback(lambda done: self._heard(done, noting))
+        self._told.add_done_callback(lambda done: self._heard(done, noting))
 
     def _note_of(self, pending: _Pending) -> Note:
         put = pending.put
@@ -114,7 +113,9 @@ class UnitService:
         )
 
     def _heard(self, call: asyncio.Future[list[Noted]], noting: list[_Pending]) -> None:
-        self._told.discard(call)
+        self._told = None
+        if self._noting:
+            self._tell()
         error = RunError("the unit was closed") if call.cancelled() else call.exception()
         if error is not None:
             for pending in noting:
@@ -146,13 +147,13 @@ class UnitService:
         try:
             return self._storage.get(fetch.rows.tolist(), fetch.columns)
         except KeyError as error:
-            if self._told:
-                return asyncio.ensure_future(self._get_later(fetch, set(self._told)))
+            if self._told is not None:
+                return asyncio.ensure_future(self._get_later(fetch, self._told))
             raise _lost(error) from error
 
-    async def _get_later(self, fetch: Fetch, told: set[asyncio.Future[Any]]) -> Batch:
+    async def _get_later(self, fetch: Fetch, told: asyncio.Future[list[Noted]]) -> Batch:
         """The ledger may have offered rows whose acceptance is still on its way here."""
-        await asyncio.wait(told)  # by then each was heard, whose callback is the older one, and its values are kept
+        await asyncio.wait([told])  # by then it was heard, whose callback is the older one, and its values are kept
         try:
             return self._storage.get(fetch.rows.tolist(), fetch.columns)
         except KeyError as error:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -49,7 +48,7 @@ class Server:
         self._address = address
         self._keys = keys
         self._limits = limits
-        self._running: dict[tuple[bytes, int], asyncio.Task[None]] = {}
+        self._running: dict[tuple[bytes, int], asyncio.Future[Any]] = {}
         self._endpoint: Endpoint | None = None
         self._gate: LoopGate | None = None
         self._context: Context | None = None
@@ -119,21 +118,32 @@ class Server:
         if method.plain:
             self._answer(key, method, request, call.seconds)
         else:
-            self._start(key, method, partial(method.call, request), call.seconds)
-
-    def _start(
-        self, key: tuple[bytes, int], method: Method, answer: Callable[[], Awaitable[Any]], seconds: float
-    ) -> None:
-        task = self._running[key] = asyncio.get_running_loop().create_task(self._run(key, method, answer, seconds))
-        task.add_done_callback(lambda _: self._running.pop(key))  # a task cancelled early never runs a line of its own
+            task = asyncio.get_running_loop().create_task(self._run(key, method, request, call.seconds))
+            self._running[key] = task
+            task.add_done_callback(lambda _: self._running.pop(key))  # one cancelled early never runs a line of its own
 
     def _answer(self, key: tuple[bytes, int], method: Method, request: Any, seconds: float) -> None:
         with self._failing(key, method):
             answer = method.call(request)
-            if isinstance(answer, asyncio.Future) and not answer.done():
-                self._start(key, method, lambda: answer, seconds)
+            if isinstance(answer, asyncio.Future):
+                self._promise(key, method, answer, seconds)
             else:
-                self._reply(key, answer.result() if isinstance(answer, asyncio.Future) else answer)
+                self._reply(key, answer)
+
+    def _promise(self, key: tuple[bytes, int], method: Method, answer: asyncio.Future[Any], seconds: float) -> None:
+        timer = asyncio.get_running_loop().call_later(seconds, answer.cancel)
+        self._running[key] = answer
+
+        def kept(_: object) -> None:
+            timer.cancel()
+            del self._running[key]
+            if answer.cancelled():  # a caller who gave up does not hear it
+                self._fail(key, _cancelled(method))
+                return
+            with self._failing(key, method):
+                self._reply(key, answer.result())
+
+        answer.add_done_callback(kept)
 
     def _read(self, call: Call, arrays: list[memoryview]) -> tuple[Method, Any]:
         method = self._methods.get(call.method)
@@ -148,17 +158,16 @@ class Server:
         except RefusedError as refusal:
             raise RefusedError(f"{call.method}: {refusal.message}", reason=refusal.reason) from refusal
 
-    async def _run(
-        self, key: tuple[bytes, int], method: Method, answer: Callable[[], Awaitable[Any]], seconds: float
-    ) -> None:
-        task = self._running[key]
+    async def _run(self, key: tuple[bytes, int], method: Method, request: Any, seconds: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         timer = asyncio.get_running_loop().call_later(seconds, task.cancel)
         try:
             with self._failing(key, method):
-                self._reply(key, await answer())
+                self._reply(key, await method.call(request))
         except asyncio.CancelledError:
             if not task.cancelling():
-                self._fail(key, RunError(f"{method.name} was cancelled from within its own node"))
+                self._fail(key, _cancelled(method))
         finally:
             timer.cancel()
 
@@ -187,3 +196,7 @@ class Server:
     def _send(self, key: tuple[bytes, int], message: bytes, arrays: Sequence[Buffer] = ()) -> None:
         if self._endpoint is not None and not self._endpoint.closed:
             self._endpoint.send([key[0], message, *arrays])
+
+
+def _cancelled(method: Method) -> RunError:
+    return RunError(f"{method.name} was cancelled from within its own node")

@@ -1,0 +1,336 @@
+"""The data plane next to a bare ZeroMQ store, which is the physical limit, and to memcpy.
+
+    python tests/benchmarks/data_plane.py [--json] [--rounds 5] [--tcp] [--curve] [--only single,latency]
+
+Three processes serve here: the ledger and two storage units; one serves there (``bare_store.py``, which says what it
+leaves out). Both sides do the same bytes, in turn, ``--rounds`` times; what counts is the median of the rounds'
+ratios, since the machine's own speed changes meanwhile. Workloads:
+
+    single       1 row of 132 bytes: put; lease and get          rows a second
+    batch        64 such rows at once                            rows a second
+    ragged       256 rows of log-normal length, tokens and log-probs    MB a second
+    text         1024 rows of 2048 tokens and log-probs                 MB a second
+    megabyte     128 rows of 1 MB                                       MB a second
+    latency      put until a consumer that waits in another process has the row    seconds, p50
+
+A lease here is acknowledged afterwards, outside the measured time. ``growth`` is of the ledger alone, in this process:
+a lease of 64 rows with 1,000 and with 1,000,000 rows outstanding, and its memory per row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zmq
+from bare_store import Array, BareClient
+from demo import progress, use_two_cores
+
+from headrace.contract import Column, Ragged
+from headrace.dataplane import ColumnSchema, DataPlane, Partition, PartitionSpec
+from headrace.dataplane.serve import serve_ledger, serve_unit
+from headrace.flow.ledger import Ledger
+from headrace.wire import BlockingClient, Keys
+from headrace_storage.memory import MemoryStorage
+
+UNITS = 2
+CONSUMER = "train"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """``columns``: of one put. ``schema``: theirs. ``repeat``: puts measured per round."""
+
+    name: str
+    columns: Mapping[str, Column]
+    schema: Mapping[str, ColumnSchema]
+    repeat: int
+    megabytes: bool
+
+    @property
+    def amount(self) -> float:
+        """Rows of a put, or its megabytes."""
+        values = [column.values if isinstance(column, Ragged) else column for column in self.columns.values()]
+        return sum(array.nbytes for array in values) / 1e6 if self.megabytes else len(next(iter(self.columns.values())))
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The same bytes as plain arrays, which the bare store takes."""
+        plain: dict[str, Array] = {}
+        for name, column in self.columns.items():
+            if isinstance(column, Ragged):
+                plain |= {name: column.values, f"{name}_offsets": column.offsets}
+            else:
+                plain[name] = column
+        return plain
+
+
+def workloads() -> list[Workload]:
+    """What ``--only`` chooses from."""
+    rng = np.random.default_rng(0)
+    lengths = rng.lognormal(7, 1, 256).clip(8, 16384).astype(int).tolist()
+    small = {"payload": ColumnSchema("int64", (16,)), "reward": ColumnSchema("float32")}
+    text = {"tokens": ColumnSchema("int32", ragged=True), "logprobs": ColumnSchema("float32", ragged=True)}
+
+    def rows(count: int) -> dict[str, Column]:
+        return {"payload": np.ones((count, 16), np.int64), "reward": np.ones(count, np.float32)}
+
+    def ragged(lengths: list[int]) -> dict[str, Column]:
+        tokens = Ragged.from_arrays([np.arange(length, dtype=np.int32) for length in lengths])
+        return {"tokens": tokens, "logprobs": tokens.like(tokens.values.astype(np.float32))}
+
+    image = {"image": ColumnSchema("uint8", (1 << 20,))}
+    return [
+        Workload(name="single", columns=rows(1), schema=small, repeat=300, megabytes=False),
+        Workload(name="batch", columns=rows(64), schema=small, repeat=100, megabytes=False),
+        Workload(name="ragged", columns=ragged(lengths), schema=text, repeat=10, megabytes=True),
+        Workload(name="text", columns=ragged([2048] * 1024), schema=text, repeat=5, megabytes=True),
+        Workload(
+            name="megabyte",
+            columns={"image": np.ones((128, 1 << 20), np.uint8)},
+            schema=image,
+            repeat=2,
+            megabytes=True,
+        ),
+    ]
+
+
+@dataclass(kw_only=True)
+class Rates:
+    """Per round: rows or MB a second."""
+
+    put: list[float] = field(default_factory=list)
+    get: list[float] = field(default_factory=list)
+
+
+# ---------------------------------------------------------------- the two sides
+
+
+def run_ledger(address: str, keys: Keys | None, reached: Any) -> None:
+    asyncio.run(serve_ledger(address, keys=keys, ready=reached.put))
+
+
+def run_unit(address: str, ledger: str, keys: Keys | None, reached: Any) -> None:
+    asyncio.run(serve_unit(address, MemoryStorage(None), ledger=ledger, keys=keys, ready=reached.put))
+
+
+@contextmanager
+def our_plane(folder: Path, *, tcp: bool, keys: Keys | None) -> Iterator[Callable[[], DataPlane]]:
+    """Makes clients of a data plane of its own processes."""
+    spawn = multiprocessing.get_context("spawn")
+    reached = spawn.Queue()
+
+    def address(name: str) -> str:
+        return "tcp://127.0.0.1:0" if tcp else f"ipc://{folder}/{name}"
+
+    processes = [spawn.Process(target=run_ledger, args=(address("ledger"), keys, reached), daemon=True)]
+    processes[0].start()
+    ledger = reached.get()
+    for number in range(UNITS):
+        arguments = (address(f"unit-{number}"), ledger, keys, reached)
+        processes.append(spawn.Process(target=run_unit, args=arguments, daemon=True))
+        processes[-1].start()
+        reached.get()
+    try:
+        yield lambda: DataPlane(ledger, connect=lambda at: BlockingClient(at, keys=keys))
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+@contextmanager
+def bare_store(folder: Path, *, tcp: bool, curve: bool) -> Iterator[Callable[[], BareClient]]:
+    """Makes clients of a bare store."""
+    address = "tcp://127.0.0.1:*" if tcp else f"ipc://{folder}/bare"
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    keys = [secret, public] if curve else []
+    script = Path(__file__).with_name("bare_store.py")
+    command = [sys.executable, str(script), address, *keys]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        reached = process.stdout.readline().strip()
+        try:
+            yield lambda: BareClient(reached, keys)
+        finally:
+            process.kill()
+
+
+def rate(amount: float, repeat: int, work: Callable[[], object]) -> float:
+    """Of ``work`` done ``repeat`` times."""
+    started = time.perf_counter()
+    for _ in range(repeat):
+        work()
+    return amount * repeat / (time.perf_counter() - started)
+
+
+def measure_ours(partition: Partition, load: Workload, rates: Rates) -> None:
+    groups = len(next(iter(load.columns.values())))
+    held: list[Any] = []
+
+    def get() -> None:
+        rows = partition.lease(CONSUMER, groups)
+        partition.get(rows)
+        held.append(rows)
+
+    rates.put.append(rate(load.amount, load.repeat, lambda: partition.put(load.columns)))
+    rates.get.append(rate(load.amount, load.repeat, get))
+    for rows in held:
+        partition.acknowledge(rows)
+
+
+def measure_bare(client: BareClient, load: Workload, rates: Rates) -> None:
+    arrays = load.arrays
+    rates.put.append(rate(load.amount, load.repeat, lambda: client.put(arrays)))
+    rates.get.append(rate(load.amount, load.repeat, client.take))
+
+
+def memcpy_rate() -> float:
+    """MB a second of one copy of 128 MB into memory that is there."""
+    source, target = np.ones((128, 1 << 20), np.uint8), np.zeros((128, 1 << 20), np.uint8)
+    return rate(source.nbytes / 1e6, 5, lambda: np.copyto(target, source))
+
+
+def latency(put: Callable[[], object], take: Callable[[], object], repeat: int) -> float:
+    """Median seconds from a put to the moment when a consumer that waits in another thread has the row."""
+    arrived, ready, took = threading.Semaphore(0), threading.Semaphore(0), []
+
+    def consume() -> None:
+        for _ in range(repeat):
+            ready.release()
+            take()
+            took.append(time.perf_counter())
+            arrived.release()
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    began = []
+    for _ in range(repeat):
+        ready.acquire()
+        time.sleep(0.005)  # the consumer is waiting by then
+        began.append(time.perf_counter())
+        put()
+        arrived.acquire()
+    thread.join()
+    return statistics.median(end - start for start, end in zip(began, took, strict=True))
+
+
+# ---------------------------------------------------------------- the ledger alone
+
+
+def growth(outstanding: int) -> tuple[float, float]:
+    """Median seconds of a lease of 64 rows beside ``outstanding`` others, and bytes of memory per row."""
+    tracemalloc.start()
+    ledger = Ledger(group_size=1, columns=("a", "b", "c"), consumers={"x": ("a",), "y": ("a", "b", "c")})
+    for start in range(0, outstanding, 1000):
+        first = ledger.open_many(1000, start // 1000 % 3)
+        ledger.write(np.arange(first, first + 1000), ("a", "b", "c"), nbytes=132, tokens=10, unit=1)
+    used = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    seconds = []
+    for _ in range(500):
+        started = time.perf_counter()
+        lease = ledger.lease("x", 64, deadline=1.0)
+        assert lease is not None
+        ledger.units_of(ledger.rows_of(lease.groups))
+        seconds.append(time.perf_counter() - started)
+        ledger.release(lease.lease)
+    return statistics.median(seconds), used / outstanding
+
+
+# ---------------------------------------------------------------- the whole
+
+
+def median_ratio(ours: list[float], theirs: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    keys = Keys.generate() if options.curve else None
+    tcp = options.tcp or options.curve
+    result: dict[str, Any] = {"rounds": options.rounds, "transport": "tcp" if tcp else "ipc", "curve": options.curve}
+    with ExitStack() as stack:
+        ours = stack.enter_context(our_plane(folder, tcp=tcp, keys=keys))
+        bare = stack.enter_context(bare_store(folder, tcp=tcp, curve=options.curve))
+        plane, store = ours(), bare()
+        for load in workloads():
+            if load.name not in options.only:
+                continue
+            spec = PartitionSpec(load.name, dict(load.schema), {CONSUMER: tuple(load.schema)})
+            partition, mine, theirs = plane.create(spec), Rates(), Rates()
+            for _ in range(options.rounds + 1):  # the first warms up
+                measure_ours(partition, load, mine)
+                measure_bare(store, load, theirs)
+            for rates in (mine, theirs):
+                del rates.put[0], rates.get[0]
+            result[load.name] = {
+                "ours": {name: statistics.median(values) for name, values in asdict(mine).items()},
+                "bare": {name: statistics.median(values) for name, values in asdict(theirs).items()},
+                "put_to_bare": median_ratio(mine.put, theirs.put),
+                "get_to_bare": median_ratio(mine.get, theirs.get),
+            }
+            ratios = result[load.name]
+            progress(f"{load.name}: put {ratios['put_to_bare']:.2f}, get {ratios['get_to_bare']:.2f} of bare")
+        if "latency" in options.only:
+            result["latency"] = measure_latency(ours, bare, options.rounds)
+    result["memcpy"] = memcpy_rate()
+    if "growth" in options.only:
+        (small, _), (large, nbytes) = growth(1_000), growth(1_000_000)
+        result["growth"] = {"lease_1k": small, "lease_1m": large, "ratio": large / small, "bytes_per_row": nbytes}
+    return result
+
+
+def measure_latency(ours: Callable[[], DataPlane], bare: Callable[[], BareClient], rounds: int) -> dict[str, float]:
+    load = workloads()[0]
+    spec = PartitionSpec("latency", dict(load.schema), {CONSUMER: tuple(load.schema)})
+    producer, consumer = ours().create(spec), ours().partition("latency")
+    giver, taker = bare(), bare()
+    mine, theirs = [], []
+    for _ in range(rounds):
+        mine.append(latency(lambda: producer.put(load.columns), lambda: consumer.get(consumer.lease(CONSUMER, 1)), 100))
+        theirs.append(latency(lambda: giver.put(load.arrays), taker.take, 100))
+    return {
+        "ours": statistics.median(mine),
+        "bare": statistics.median(theirs),
+        "to_bare": median_ratio(mine, theirs),
+    }
+
+
+def main() -> int:
+    """Print the result."""
+    names = [*(load.name for load in workloads()), "latency", "growth"]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds that count")
+    parser.add_argument("--tcp", action="store_true", help="over tcp, not ipc")
+    parser.add_argument("--curve", action="store_true", help="over tcp, encrypted")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=names, help=",".join(names))
+    options = parser.parse_args()
+    use_two_cores()
+    folder = Path(tempfile.mkdtemp())
+    try:
+        result = measure(options, folder)
+    finally:
+        shutil.rmtree(folder)
+    print(json.dumps(result) if options.json else json.dumps(result, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
