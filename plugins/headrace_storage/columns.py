@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from headrace.contract import Array, Column, Ragged
+
+Kind = tuple[str, np.dtype[Any], tuple[int, ...]]
+"""Layout, dtype and shape of one value."""
 
 _FEWEST_SLOTS = 64
 
@@ -23,9 +27,9 @@ class DenseColumn:
         return len(self._slots)
 
     @property
-    def kind(self) -> str:
-        """What a column must be to fit: ``dense float32 []``."""
-        return describe(self._values)
+    def kind(self) -> Kind:
+        """What a column must be to fit."""
+        return kind_of(self._values)
 
     @property
     def nbytes(self) -> int:
@@ -74,9 +78,9 @@ class RaggedColumn:
         return len(self._arrays)
 
     @property
-    def kind(self) -> str:
-        """What a column must be to fit: ``ragged int32 []``."""
-        return describe(Ragged(self._none, np.zeros(1, np.int64)))
+    def kind(self) -> Kind:
+        """What a column must be to fit."""
+        return "ragged", self._none.dtype, self._none.shape[1:]
 
     @property
     def nbytes(self) -> int:
@@ -104,7 +108,13 @@ class RaggedColumn:
                 self._nbytes -= array.nbytes
 
 
-def describe(column: Column) -> str:
-    """Layout, dtype and shape of one value: what all rows of a column have in common."""
+def kind_of(column: Column) -> Kind:
+    """What all rows of a column have in common."""
     values, layout = (column.values, "ragged") if isinstance(column, Ragged) else (column, "dense")
-    return f"{layout} {values.dtype.name} {list(values.shape[1:])}"
+    return layout, values.dtype, values.shape[1:]
+
+
+def say(kind: Kind) -> str:
+    """For people: ``dense float32 []``."""
+    layout, dtype, shape = kind
+    return f"{layout} {dtype.name} {list(shape)}"

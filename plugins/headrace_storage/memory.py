@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.contract import Batch, Column, Ragged, Storage, StorageStats
 from headrace.errors import ContractError
-from headrace_storage.columns import DenseColumn, RaggedColumn, describe
+from headrace_storage.columns import DenseColumn, RaggedColumn, kind_of, say
 
 
 class MemoryStorage(Storage):
@@ -67,9 +67,9 @@ class MemoryStorage(Storage):
 
     def _check(self, name: str, column: Column) -> None:
         store = self._columns.get(name)
-        if store is not None and store.kind != describe(column):
+        if store is not None and store.kind != kind_of(column):
             raise ContractError(
-                f"column {name!r} is {store.kind}, a put gave {describe(column)}",
+                f"column {name!r} is {say(store.kind)}, a put gave {say(kind_of(column))}",
                 fix="give every row of a column the same dtype and shape",
             )
 

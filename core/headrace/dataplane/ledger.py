@@ -31,6 +31,7 @@ from headrace.dataplane.messages import (
     PartitionSpec,
     PartitionStats,
 )
+from headrace.dataplane.schema import Schema
 from headrace.errors import ContractError, DeadlineError, RunError
 from headrace.flow.ledger import Ledger
 from headrace.wire import Client, rpc
@@ -252,6 +253,7 @@ class LedgerService:
         return self._partitions[name]
 
     def _check(self, spec: PartitionSpec) -> None:
+        Schema(spec)
         wrong = {name: [c for c in reads if c not in spec.columns] for name, reads in spec.consumers.items()}
         for name, columns in wrong.items():
             if columns or not spec.consumers[name]:

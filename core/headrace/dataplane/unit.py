@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.contract import Array, Batch, Column, Ragged, Storage, StorageStats
-from headrace.dataplane.messages import ColumnSchema, Described, Fetch, Note, Noted, Notes, PartitionSpec, Put
-from headrace.errors import ContractError, LostRowsError, RunError
+from headrace.contract import Array, Batch, Storage, StorageStats
+from headrace.dataplane.messages import Described, Fetch, Note, Noted, Notes, Put
+from headrace.dataplane.schema import Schema
+from headrace.errors import LostRowsError, RunError
 from headrace.wire import Client, rpc
 
 LEDGER_DEADLINE = 60.0
@@ -35,7 +36,7 @@ class UnitService:
         self._ledger = ledger
         self._capacity = capacity
         self._number = 0
-        self._specs: dict[str, PartitionSpec] = {}
+        self._schemas: dict[str, Schema] = {}
         self._nbytes = 0
         """Kept, or about to be."""
         self._full: deque[_Pending] = deque()
@@ -55,10 +56,10 @@ class UnitService:
     @rpc
     def put(self, put: Put) -> Any:
         """Keep values. ContractError, and nothing kept, when they are not what the partition's schema says."""
-        spec = self._specs.get(put.partition)
-        if spec is None:
+        schema = self._schemas.get(put.partition)
+        if schema is None:
             return asyncio.ensure_future(self._learn(put))
-        nbytes = _check(spec, put)
+        nbytes = schema.check(put)
         pending = _Pending(put, nbytes, asyncio.get_running_loop().create_future())
         if not len(put.rows) and not self._has_room(int(nbytes.sum())):
             self._full.append(pending)
@@ -85,7 +86,7 @@ class UnitService:
             deadline=LEDGER_DEADLINE,
             awaiting="the schema of a partition",
         )
-        self._specs[put.partition] = described.spec
+        self._schemas[put.partition] = Schema(described.spec)
         answer: Noted = await self.put(put)
         return answer
 
@@ -106,8 +107,7 @@ class UnitService:
 
     def _note_of(self, pending: _Pending) -> Note:
         put = pending.put
-        measured = put.columns.get(self._specs[put.partition].length_of)
-        tokens = measured.lengths if isinstance(measured, Ragged) else np.zeros_like(pending.nbytes)
+        tokens = self._schemas[put.partition].tokens(put)
         return Note(
             put.partition, put.rows, len(pending.nbytes), tuple(put.columns), pending.nbytes, tokens, put.version
         )
@@ -189,53 +189,3 @@ def _lost(error: KeyError) -> LostRowsError:
 def _fail(answer: asyncio.Future[Noted], error: BaseException) -> None:
     if not answer.done():
         answer.set_exception(error)
-
-
-def _check(spec: PartitionSpec, put: Put) -> Array:
-    """int64 [rows]: the bytes of each. ContractError where a column is not what the schema says."""
-    if not put.columns:
-        raise ContractError("a put without columns", fix=f"the columns of {spec.name!r} are {', '.join(spec.columns)}")
-    lengths = {len(column) for column in put.columns.values()} | ({len(put.rows)} if len(put.rows) else set())
-    if len(lengths) != 1:
-        raise ContractError(f"a put whose columns have {sorted(lengths)} rows", fix="give every row every column")
-    nbytes: Array | None = None
-    for name, column in put.columns.items():
-        schema = spec.columns.get(name)
-        if schema is None or not _fits(schema, column):
-            raise ContractError(
-                f"column {name!r} of partition {spec.name!r} "
-                + ("does not exist" if schema is None else f"is {_say(schema)}, a put gave {_describe(column)}"),
-                fix=f"its columns are {', '.join(f'{key}: {_say(value)}' for key, value in spec.columns.items())}",
-            )
-        size = _row_nbytes(column)
-        nbytes = size if nbytes is None else nbytes + size
-    assert nbytes is not None
-    return nbytes
-
-
-def _values(column: Column) -> Array:
-    return column.values if isinstance(column, Ragged) else column
-
-
-def _row_nbytes(column: Column) -> Array:
-    values = _values(column)
-    each = values.dtype.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))
-    return column.lengths * each if isinstance(column, Ragged) else np.full(len(column), each, dtype=np.int64)
-
-
-def _fits(schema: ColumnSchema, column: Column) -> bool:
-    values = _values(column)
-    return (
-        isinstance(column, Ragged) == schema.ragged
-        and values.dtype.name == schema.dtype
-        and values.shape[1:] == schema.shape
-    )
-
-
-def _say(schema: ColumnSchema) -> str:
-    return f"{'ragged' if schema.ragged else 'dense'} {schema.dtype} {list(schema.shape)}"
-
-
-def _describe(column: Column) -> str:
-    values = _values(column)
-    return _say(ColumnSchema(values.dtype.name, values.shape[1:], isinstance(column, Ragged)))
