@@ -34,6 +34,15 @@ class Services:
         address = ipc_address(self._directory, f"unit-{len(self._serving)}")
         self._serve(lambda ready: serve_unit(address, kept, ledger=self.ledger, capacity=capacity, ready=ready))
 
+    def lose_unit(self, number: int) -> None:
+        """The unit that joined as this one ends without a word."""
+
+        async def end() -> None:
+            self._serving[number].cancel()
+            await asyncio.gather(self._serving[number], return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result(30)
+
     def plane(self) -> DataPlane:
         """A client for one thread."""
         self._planes.append(DataPlane(self.ledger))

@@ -25,6 +25,7 @@ from headrace.dataplane.messages import (
     Groups,
     LeaseCall,
     LeaseRef,
+    LostCall,
     Note,
     Noted,
     Notes,
@@ -39,8 +40,11 @@ from headrace.wire import Client, rpc
 log = logging.getLogger(__name__)
 
 DELETE_DEADLINE = 60.0
-EXPIRY_SECONDS = 0.25
+WATCH_SECONDS = 0.25
 """How late a lease may end."""
+SILENT_SECONDS = 5.0
+"""A storage unit that was not heard of for this long is gone."""
+GONE = -1.0
 _PARTITION_BITS = 40
 _ALL_KEPT = np.empty(0, dtype=np.int8)
 
@@ -89,6 +93,27 @@ class _Partition:
         places = {name: place for place, name in enumerate(spec.columns)}
         self.reads = {name: [places[column] for column in reads] for name, reads in spec.consumers.items()}
         self.waiting = {name: _Waiting() for name in spec.consumers}
+        self._lost: list[int] = []
+        self._told_lost: asyncio.Future[list[int]] | None = None
+
+    def lose(self, unit: int) -> None:
+        """A unit is gone with its values."""
+        self._lost += self.ledger.lose(unit).tolist()
+        if self._lost and self._told_lost is not None and not self._told_lost.done():
+            self._told_lost.set_result(self._take_lost())
+
+    def lost(self, wait: float) -> list[int] | asyncio.Future[list[int]]:
+        """Groups lost since the last call; a promise of at most ``wait`` seconds where there are none."""
+        if self._lost:
+            return self._take_lost()
+        promise = self._told_lost = asyncio.get_running_loop().create_future()
+        timer = asyncio.get_running_loop().call_later(wait, _nothing, promise)
+        promise.add_done_callback(lambda _: timer.cancel())
+        return promise
+
+    def _take_lost(self) -> list[int]:
+        lost, self._lost = self._lost, []
+        return lost
 
     def note(self, note: Note, unit: int) -> Noted:
         """What a unit is about to keep; new rows get their ids."""
@@ -129,6 +154,8 @@ class LedgerService:
         self._partitions: dict[str, _Partition] = {}
         self._units: list[str] = []
         self._clients: list[Client] = []
+        self._seen: list[float] = []
+        """When each unit was last heard of, or ``GONE``."""
         self._freed: dict[int, list[Array]] = defaultdict(list)
         """Rows to delete, by unit."""
         self._timer: asyncio.TimerHandle | None = None
@@ -144,11 +171,20 @@ class LedgerService:
 
     @rpc
     def join(self, address: str) -> int:
-        """A storage unit is there; returns its number."""
+        """A storage unit is there, and still is: it says so every second. Returns its number. RunError for one that was
+        given up: its rows are, or will be, made anew."""
         if address not in self._units:
             self._units.append(address)
             self._clients.append(self._connect(address))
-        return self._units.index(address) + 1
+            self._seen.append(monotonic())
+        number = self._units.index(address) + 1
+        if self._seen[number - 1] == GONE:
+            raise RunError(
+                f"the storage unit at {address} was silent for too long and was given up", fix="start another one"
+            )
+        self._seen[number - 1] = monotonic()
+        self._watch()
+        return number
 
     @rpc
     def create(self, spec: PartitionSpec) -> None:
@@ -165,7 +201,13 @@ class LedgerService:
     @rpc
     def describe(self, partition: str) -> Described:
         """A partition and the units."""
-        return Described(self._partition(partition).spec, self._units)
+        reached = ["" if seen == GONE else unit for unit, seen in zip(self._units, self._seen, strict=True)]
+        return Described(self._partition(partition).spec, reached)
+
+    @rpc
+    def lost(self, call: LostCall) -> Any:
+        """Groups whose values a unit has taken along: whoever made them makes them anew."""
+        return self._partition(call.partition).lost(call.wait)
 
     @rpc
     def stats(self, partition: str) -> PartitionStats:
@@ -287,6 +329,8 @@ class LedgerService:
 
     def _delete(self) -> None:
         for unit, rows in self._freed.items():
+            if self._seen[unit - 1] == GONE:
+                continue
             call = self._clients[unit - 1].submit(
                 "delete",
                 np.concatenate(rows),
@@ -298,18 +342,27 @@ class LedgerService:
         self._freed.clear()
 
     def _watch(self) -> None:
-        """See to it that leases expire. A timer, since nobody else need come by."""
+        """See to it that leases expire and that units that are gone are missed: nobody else need come by."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(EXPIRY_SECONDS, self._expire)
+            self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._look)
 
-    def _expire(self) -> None:
+    def _look(self) -> None:
         self._timer = None
         now = monotonic()
+        for number, seen in enumerate(self._seen, 1):
+            if GONE < seen < now - SILENT_SECONDS:
+                self._lose(number)
         for partition in self._partitions.values():
             if partition.ledger.expire(now):
                 self._serve(partition)
-        if any(len(partition.ledger.leases) for partition in self._partitions.values()):
-            self._watch()
+        self._watch()
+
+    def _lose(self, unit: int) -> None:
+        log.error("the storage unit at %s is silent: its rows are lost", self._units[unit - 1])
+        self._seen[unit - 1] = GONE
+        self._freed.pop(unit, None)
+        for partition in self._partitions.values():
+            partition.lose(unit)
 
 
 @contextmanager
@@ -326,6 +379,11 @@ def _give_up(future: asyncio.Future[Granted], call: LeaseCall) -> None:
     if not future.done():
         what = f"{call.at_least} groups of partition {call.partition!r} for {call.consumer}"
         future.set_exception(DeadlineError(f"there were no {what} within {call.wait:g} s"))
+
+
+def _nothing(promise: asyncio.Future[list[int]]) -> None:
+    if not promise.done():
+        promise.set_result([])
 
 
 def _told(call: asyncio.Future[None]) -> None:

@@ -120,6 +120,13 @@ class Groups(Message, frozen=True):
     groups: list[int]
 
 
+class LostCall(Message, frozen=True):
+    """Groups that storage has lost since the last call; at once when there are some, else after ``wait`` seconds."""
+
+    partition: str
+    wait: float
+
+
 class PartitionStats(Message, frozen=True):
     """Where a partition stands. ``ready``: groups by consumer; ``waiting``: consumers' calls that wait."""
 

@@ -16,13 +16,14 @@ from headrace.dataplane.messages import (
     Groups,
     LeaseCall,
     LeaseRef,
+    LostCall,
     Noted,
     PartitionSpec,
     PartitionStats,
     Put,
 )
-from headrace.errors import DeadlineError
-from headrace.wire import BlockingClient
+from headrace.errors import DeadlineError, LostRowsError
+from headrace.wire import BlockingClient, Sent
 
 DEADLINE = 60.0
 LEASE_SECONDS = 60.0
@@ -102,8 +103,22 @@ class Partition:
     ) -> Noted:
         """:meth:`put` that also says which rows were not wanted: written before, given up, or never there."""
         put = Put(self._name, _NEW if rows is None else rows, dict(columns), version)
-        unit = self._unit(next(self._turns) % max(1, len(self._units)) + 1)
-        return unit.call("put", put, reply=Noted, deadline=deadline, awaiting="a storage unit to keep rows")
+        unit = self._unit(self._next_unit())
+        try:
+            return unit.call("put", put, reply=Noted, deadline=deadline, awaiting="a storage unit to keep rows")
+        except DeadlineError:
+            self._units = self._describe().units  # the next put need not meet it again, if it is gone
+            raise
+
+    def _next_unit(self) -> int:
+        """Units in turn."""
+        there = [number for number, address in enumerate(self._units, 1) if address]
+        if not there:
+            self._units = self._describe().units
+            there = [number for number, address in enumerate(self._units, 1) if address]
+        if not there:
+            raise DeadlineError("the data plane has no storage unit", fix="start one")
+        return there[next(self._turns) % len(there)]
 
     def lease(
         self,
@@ -151,9 +166,22 @@ class Partition:
         return self._gather(held.rows, wanted, units, deadline)
 
     def _fetch(self, unit: int, rows: Array, columns: tuple[str, ...], deadline: float) -> Batch:
-        return self._unit(unit).call(
-            "get", Fetch(rows, columns), reply=Batch, deadline=deadline, awaiting="a storage unit to send rows"
-        )
+        client, sent = self._ask(unit, rows, columns, deadline)
+        return self._receive(unit, client, sent)
+
+    def _ask(self, unit: int, rows: Array, columns: tuple[str, ...], deadline: float) -> tuple[BlockingClient, Sent]:
+        client = self._unit(unit)
+        fetch = Fetch(rows, columns)
+        return client, client.send("get", fetch, deadline=deadline, awaiting="a storage unit to send rows")
+
+    def _receive(self, unit: int, client: BlockingClient, sent: Sent) -> Batch:
+        try:
+            return client.receive(sent, Batch)
+        except DeadlineError as error:
+            self._units = self._describe().units
+            if self._units[unit - 1]:
+                raise
+            raise LostRowsError("a storage unit is gone, and the rows that it kept") from error
 
     def _gather(self, rows: Array, columns: tuple[str, ...], units: Array, deadline: float) -> Batch:
         """From several units at once: for each column, the rows that each unit has of it."""
@@ -161,17 +189,10 @@ class Partition:
         for place, column in enumerate(columns):
             for unit in np.unique(units[:, place]).tolist():
                 at = np.flatnonzero(units[:, place] == unit)
-                client = self._unit(unit)
-                sent = client.send(
-                    "get",
-                    Fetch(rows[at], (column,)),
-                    deadline=deadline,
-                    awaiting="a storage unit to send rows",
-                )
-                parts.append((column, at, client, sent))
+                parts.append((column, at, unit, *self._ask(unit, rows[at], (column,), deadline)))
         found: dict[str, list[tuple[Array, Batch]]] = {column: [] for column in columns}
-        for column, at, client, sent in parts:
-            found[column].append((at, client.receive(sent, Batch)))
+        for column, at, unit, client, sent in parts:
+            found[column].append((at, self._receive(unit, client, sent)))
         joined: dict[str, Column] = {}
         for column, pieces in found.items():
             order = np.argsort(np.concatenate([at for at, _ in pieces]))
@@ -195,6 +216,14 @@ class Partition:
         """Give whole groups up: no consumer gets them any more."""
         self._tell("drop", Groups(self._name, list(groups)), deadline)
 
+    def lost(self, *, wait: float = 0.0, deadline: float = DEADLINE) -> list[int]:
+        """Groups whose values went with a storage unit since the last call, by anybody; waits up to ``wait`` seconds
+        for some. No consumer gets them any more: make them anew."""
+        call = LostCall(self._name, wait)
+        return self._plane.client().call(
+            "lost", call, reply=list[int], deadline=deadline + wait, awaiting="news of lost rows"
+        )
+
     def stats(self, *, deadline: float = DEADLINE) -> PartitionStats:
         """Rows, bytes, leases, what is ready and who waits."""
         return self._plane.client().call(
@@ -205,7 +234,8 @@ class Partition:
         """Rows and bytes that each unit holds, of all partitions."""
         return [
             self._unit(number).call("stats", reply=StorageStats, deadline=deadline, awaiting="a unit's figures")
-            for number in range(1, len(self._units) + 1)
+            for number, address in enumerate(self._units, 1)
+            if address
         ]
 
     def _tell(self, method: str, request: object, deadline: float) -> None:
@@ -219,6 +249,6 @@ class Partition:
     def _unit(self, number: int) -> BlockingClient:
         if number > len(self._units):
             self._units = self._describe().units
-            if number > len(self._units):
-                raise DeadlineError("the data plane has no storage unit yet", fix="start one")
+        if not self._units[number - 1]:
+            raise LostRowsError("a storage unit is gone, and the rows that it kept")
         return self._plane.client(self._units[number - 1])

@@ -32,7 +32,7 @@ async def serve_unit(
     keys: Keys | None = None,
     ready: Callable[[str], None] = print,
 ) -> None:
-    """Serve until cancelled; join the ledger at ``ledger`` first."""
+    """Serve until cancelled; join the ledger at ``ledger`` first. RunError when the ledger has given the unit up."""
     client = Client(ledger, keys=keys)
     unit = UnitService(storage, ledger=client, capacity=capacity)
     server = Server(unit, address=address, keys=keys)
@@ -40,7 +40,7 @@ async def serve_unit(
         reached = await server.start()
         await unit.join(reached)
         ready(reached)
-        await asyncio.Event().wait()
+        await unit.stay(reached)
     finally:
         await server.close()
         await unit.close()

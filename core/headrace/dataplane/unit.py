@@ -20,6 +20,7 @@ from headrace.errors import LostRowsError, RunError
 from headrace.wire import Client, rpc
 
 LEDGER_DEADLINE = 60.0
+BEAT_SECONDS = 1.0
 
 
 class _Pending(NamedTuple):
@@ -50,6 +51,13 @@ class UnitService:
         self._number = await self._ledger.call(
             "join", address, reply=int, deadline=LEDGER_DEADLINE, awaiting="the ledger to take a storage unit"
         )
+
+    async def stay(self, address: str) -> None:
+        """Say every second that the unit is there. Ends with RunError when the ledger has given it up, and with
+        DeadlineError when the ledger is gone."""
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            await self.join(address)
 
     # ------------------------------------------------------------ producers
 

@@ -25,8 +25,9 @@ from headrace.errors import StalenessError
 from headrace.flow.admission import Admission
 from headrace.flow.dispatch import Dispatch
 from headrace.flow.fleet import Fleet
+from headrace.flow.group_table import STORED, WRITTEN
 from headrace.flow.leases import Lease
-from headrace.flow.ledger import STORED, WRITTEN, Ledger
+from headrace.flow.ledger import Ledger
 from headrace.flow.records import BatchLease, Counts, FlowState, Switch, Ticket
 from headrace.flow.switching import Switching
 from headrace.flow.versions import Versions

@@ -11,29 +11,19 @@ Invariant: each consumer is given each group once at a time, complete, and ackno
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from headrace.contract import Array
+from headrace.flow.group_table import STORED, GroupTable
 from headrace.flow.leases import Lease, Leases
 from headrace.flow.ready import ReadyGroups
 from headrace.flow.records import FlowState, StoredGroup
-from headrace.flow.table import Table
-
-STORED, DUPLICATE, LATE, UNKNOWN = range(4)
-"""What became of a row that was written. ``DUPLICATE``: it has one of the columns already; ``LATE``: its group was
-acknowledged by all or dropped; ``UNKNOWN``: never opened. Only ``STORED`` changes anything."""
-WRITTEN = ("stored", "duplicate", "late", "unknown")
-"""The same in words."""
 
 _PENDING, _READY, _LEASED, _DONE = range(4)
-_NO_VERSION = np.iinfo(np.int64).max
-_MAX_COLUMNS = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +34,7 @@ class _Consumer:
     ready: ReadyGroups
 
 
-def _table(size: int, *, columns: int, consumers: int, first: int) -> Table:
-    per_group = {"opened": np.int64, "oldest": np.int64, "open": np.bool_, "reserved": np.bool_}
-    per_row = {"written": np.int64, "tokens": np.int32, "nbytes": np.int64}
-    per_consumer = {"complete": np.int32, "state": np.int8, "attempts": np.int16}
-    shapes: list[tuple[dict[str, Any], tuple[int, ...]]]
-    shapes = [(per_group, ()), (per_row, (size,)), (per_consumer, (consumers,)), ({"units": np.int16}, (size, columns))]
-    return Table({name: (kind, shape) for kinds, shape in shapes for name, kind in kinds.items()}, first=first)
-
-
-class Ledger:
+class Ledger(GroupTable):
     """``columns``: all there are; ``consumers``: name → the columns it reads. ``nbytes``, ``buffered``: bytes and rows
     stored in groups that have not left."""
 
@@ -65,127 +46,45 @@ class Ledger:
         consumers: Mapping[str, Collection[str]],
         first_group: int = 0,
     ) -> None:
-        if len(columns) > _MAX_COLUMNS:
-            raise ValueError(f"{len(columns)} columns; a ledger keeps at most {_MAX_COLUMNS}")
-        self.group_size = group_size
+        super().__init__(group_size=group_size, columns=columns, consumers=len(consumers), first_group=first_group)
         self.nbytes = 0
         self.buffered = 0
         self.leases = Leases()
-        self._bits = {column: 1 << place for place, column in enumerate(columns)}
-        self._all = (1 << len(columns)) - 1
         self._consumers = {
             name: _Consumer(index, self._mask(reads), ReadyGroups(partial(self._are_ready, index)))
             for index, (name, reads) in enumerate(consumers.items())
         }
-        self._groups = _table(group_size, columns=len(columns), consumers=len(consumers), first=first_group)
-        self._first_group = first_group
-        self._reserved: deque[int] = deque()
-        """Groups to be opened before any new one, ascending."""
 
     # ------------------------------------------------------------ groups
-
-    @property
-    def next_group(self) -> int:
-        """The id of the next group that was never opened before."""
-        return self._groups.end
-
-    @property
-    def reserved(self) -> Collection[int]:
-        """Groups that will be opened before any new one."""
-        return self._reserved
-
-    def open(self, version: int) -> int:
-        """A group, whose rows are at best of ``version``; returns its id: :attr:`next_group`, unless an earlier run
-        left groups to be opened again."""
-        if self._reserved:
-            group = self._reserved.popleft()
-            self._groups.set("reserved", group, False)
-            self._begin(group, 1, version)
-            return group
-        return self.open_many(1, version)
-
-    def open_many(self, count: int, version: int) -> int:
-        """Groups with consecutive new ids; returns the first."""
-        first = self._groups.append(count)
-        self._begin(first, count, version)
-        return first
-
-    def _begin(self, first: int, count: int, version: int) -> None:
-        slots = self._groups.slots(np.arange(first, first + count))
-        self._groups.column("opened")[slots] = version
-        self._groups.column("oldest")[slots] = _NO_VERSION
-        self._groups.column("open")[slots] = True
-
-    def is_open(self, group: int) -> bool:
-        """Opened, and neither acknowledged by every consumer nor dropped."""
-        return group in self._groups and bool(self._groups.get("open", group))
-
-    def open_groups(self) -> Iterator[int]:
-        """Ascending. O(groups since the oldest open one)."""
-        return (group for group in range(self._groups.low, self._groups.end) if self.is_open(group))
-
-    def version(self, group: int) -> int:
-        """The version an open group was opened under."""
-        return int(self._groups.get("opened", group))
-
-    def tokens(self, group: int) -> list[int]:
-        """Tokens of each row of an open group."""
-        tokens: list[int] = self._groups.get("tokens", group).tolist()
-        return tokens
-
-    def rows(self, group: int) -> range:
-        """Row ids of a group."""
-        return range(group * self.group_size, (group + 1) * self.group_size)
-
-    def rows_of(self, groups: Array) -> Array:
-        """Row ids of groups (int64 [n]), int64 [n * group_size]."""
-        members: Array = groups[:, None] * self.group_size + np.arange(self.group_size)
-        return members.reshape(-1)
-
-    def units_of(self, rows: Array) -> Array:
-        """Which storage unit has each column of rows that are remembered, int16 [n, columns]; 0 where none has."""
-        units: Array = self._row_column("units")[self._row_slots(rows)]
-        return units
-
-    def tokens_of(self, rows: Array) -> Array:
-        """Tokens of rows that are remembered, int32 [n]."""
-        tokens: Array = self._row_column("tokens")[self._row_slots(rows)]
-        return tokens
-
-    def is_written(self, row: int) -> bool:
-        """Whether a row of an open group has a column."""
-        return bool(self._groups.get("written", row // self.group_size)[row % self.group_size])
-
-    def is_complete(self, group: int) -> bool:
-        """Whether every row of an open group has every column."""
-        return bool((self._groups.get("written", group) == self._all).all())
 
     def drop(self, group: int) -> int:
         """An open group leaves; returns how many of its rows were stored. ValueError while it is on lease."""
         states = self._groups.get("state", group)
         if (states == _LEASED).any():
             raise ValueError(f"group {group} is on lease; release it before dropping it")
+        stored = int(np.count_nonzero(self._groups.get("written", group)))
+        self._discard(group)
+        return stored
+
+    def _discard(self, group: int) -> None:
+        states = self._groups.get("state", group)
         for consumer in self._consumers.values():
             if states[consumer.index] == _READY:
                 consumer.ready.discard(int(self._groups.get("oldest", group)))
-        stored = int(np.count_nonzero(self._groups.get("written", group)))
         states[:] = _DONE
         self._leave(np.array([group]))
-        return stored
+
+    def lose(self, unit: int) -> Array:
+        """A storage unit is gone: groups with a column there leave, those on lease too; returns them, ascending.
+        O(groups since the oldest open one)."""
+        groups = np.arange(self._groups.low, self._groups.end)
+        there = (self._column_of("units", groups) == unit).any(axis=(1, 2))
+        lost: Array = groups[there & self._column_of("open", groups)]
+        for group in lost.tolist():
+            self._discard(group)
+        return lost
 
     # ------------------------------------------------------------ an earlier run
-
-    def stored_groups(self) -> Iterator[StoredGroup]:
-        """Open groups that are complete, ascending."""
-        for group in self.open_groups():
-            if self.is_complete(group):
-                yield StoredGroup(
-                    group=group,
-                    version=self.version(group),
-                    oldest=int(self._groups.get("oldest", group)),
-                    tokens=tuple(self.tokens(group)),
-                    nbytes=tuple(self._groups.get("nbytes", group).tolist()),
-                )
 
     def restore(self, state: FlowState) -> None:
         """Continue an earlier ledger, in an empty one that begins at ``state.first_group``."""
@@ -232,20 +131,6 @@ class Ledger:
                 None if versions is None else versions[stored],
                 unit,
             )
-        return outcome
-
-    def _refusals(self, rows: Array, added: int) -> Array:
-        groups = rows // self.group_size
-        outcome = np.zeros(len(rows), dtype=np.int8)
-        known = (groups >= self._groups.low) & (groups < self._groups.end)
-        if known.all():
-            written = self._row_column("written")[self._row_slots(rows)]
-            outcome[(written & added) != 0] = DUPLICATE
-            outcome[~self._groups.column("open")[self._groups.slots(groups)]] = LATE
-        else:
-            outcome[known] = self._refusals(rows[known], added)
-            outcome[~known] = UNKNOWN
-            outcome[(groups >= self._first_group) & (groups < self._groups.low)] = LATE
         return outcome
 
     def _write(
@@ -340,7 +225,7 @@ class Ledger:
     def release(self, lease: int) -> Lease:
         """Give the groups back: ready again."""
         held = self.leases.end(lease)
-        self._make_ready(self._consumers[held.consumer], held.groups, again=True)
+        self._make_ready(self._consumers[held.consumer], self._present(held.groups), again=True)
         return held
 
     def expire(self, now: float) -> tuple[Lease, ...]:
@@ -350,32 +235,21 @@ class Ledger:
     def acknowledge(self, lease: int) -> tuple[Lease, Array]:
         """The consumer is done with the groups. Returns also those that every consumer is done with: they left."""
         held = self.leases.end(lease)
-        slots = self._groups.slots(held.groups)
+        groups = self._present(held.groups)
+        slots = self._groups.slots(groups)
         states = self._groups.column("state")
         states[slots, self._consumers[held.consumer].index] = _DONE
-        left: Array = held.groups[(states[slots] == _DONE).all(axis=1)]
+        left: Array = groups[(states[slots] == _DONE).all(axis=1)]
         self._leave(left)
         return held, left
 
+    def _present(self, groups: Array) -> Array:
+        """Without those that were lost on lease."""
+        groups = groups[groups >= self._groups.low]
+        present: Array = groups[self._column_of("open", groups)]
+        return present
+
     # ------------------------------------------------------------ inside
-
-    def _mask(self, columns: Collection[str]) -> int:
-        return sum(self._bits[column] for column in set(columns))
-
-    def _places(self, columns: Collection[str]) -> list[int]:
-        return [self._bits[column].bit_length() - 1 for column in columns]
-
-    def _row_slots(self, rows: Array) -> Array:
-        return rows - self._groups.base * self.group_size
-
-    def _row_column(self, name: str) -> Array:
-        """A column with an entry per row, as one array of all rows."""
-        column = self._groups.column(name)
-        return column.reshape(-1, *column.shape[2:])
-
-    def _column_of(self, name: str, groups: Array) -> Array:
-        values: Array = self._groups.column(name)[self._groups.slots(groups)]
-        return values
 
     def _are_ready(self, index: int, groups: Array) -> Array:
         # A group that left may be forgotten by now, and its slot be another's.

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.contract import Array, Ragged
 from headrace.dataplane import ColumnSchema, DataPlane, Partition, PartitionSpec, Rows
-from headrace.errors import ContractError, DeadlineError, RunError
+from headrace.errors import ContractError, DeadlineError, LostRowsError, RunError
 from support.data_plane import Services
 
 COLUMNS = {
@@ -300,7 +300,35 @@ def test_every_consumer_gets_every_row_exactly_once_however_many_share_the_work(
     until_empty(services.plane().partition("phase"))
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units are missed soon."""
+    monkeypatch.setattr("headrace.dataplane.unit.BEAT_SECONDS", 0.02)
+    monkeypatch.setattr("headrace.dataplane.ledger.SILENT_SECONDS", 0.5)
+    monkeypatch.setattr("headrace.dataplane.ledger.WATCH_SECONDS", 0.02)
+
+
+@pytest.mark.usefixtures("quick")
+def test_rows_of_a_unit_that_is_gone_are_named_and_given_to_nobody(services: Services) -> None:
+    services.unit()
+    services.unit()
+    partition = services.plane().create(spec())
+    first, second, third = (put(partition, 1) for _ in range(3))
+    held = partition.lease("reference", 1)
+    assert held.rows.tolist() == first.tolist()
+    services.lose_unit(1)
+    assert partition.lost(wait=30) == [*first.tolist(), *third.tolist()]
+    assert partition.lost() == []
+    with pytest.raises(LostRowsError, match="unit is gone"):
+        partition.get(held, deadline=0.05)
+    partition.acknowledge(held)
+    assert partition.lease("reference", 3, at_least=1).rows.tolist() == second.tolist()
+    rows = np.concatenate([put(partition, 1), put(partition, 1)])
+    assert partition.lease("reference", 2).rows.tolist() == rows.tolist()
+    assert partition.try_put({"reward": rewards(1)}, rows=first).refused.tolist() == [2]
+
+
 def test_a_plane_without_a_unit_says_so(services: Services) -> None:
     plane: DataPlane = services.plane()
-    with pytest.raises(DeadlineError, match="no storage unit yet"):
+    with pytest.raises(DeadlineError, match="no storage unit"):
         put(plane.create(spec()), 1)

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.flow.ledger import WRITTEN, Ledger
+from headrace.flow.group_table import WRITTEN
+from headrace.flow.ledger import Ledger
 from headrace.flow.table import FIRST_CAPACITY, Table
 
 

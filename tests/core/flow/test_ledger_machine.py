@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from headrace.flow.group_table import WRITTEN
 from headrace.flow.leases import Lease
-from headrace.flow.ledger import WRITTEN, Ledger
+from headrace.flow.ledger import Ledger
 
 COLUMNS = ("prompt", "answer", "reward", "reference")
 READS = {
@@ -204,7 +205,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for number in held.groups.tolist():
             group = self.groups[number]
             del group.held[held.consumer]
-            if done:
+            if done and not group.left:
                 group.done.add(held.consumer)
                 if group.done == READS.keys():
                     group.left = True
@@ -219,6 +220,17 @@ class LedgerMachine(RuleBasedStateMachine):
             group = self.groups[number]
             assert self.ledger.drop(number) == sum(map(bool, group.columns))
             group.left = True
+
+    @rule(unit=st.integers(1, UNITS))
+    def lose(self, unit: int) -> None:
+        lost = [
+            number
+            for number, group in self.groups.items()
+            if not group.left and any(unit in columns.values() for columns in group.columns)
+        ]
+        assert self.ledger.lose(unit).tolist() == lost
+        for number in lost:
+            self.groups[number].left = True
 
     # ------------------------------------------------------------ always
 

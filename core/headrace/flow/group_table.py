@@ -1,0 +1,169 @@
+"""Groups of rows with consecutive ids, and what is known of each: the part of the ledger that knows no consumers.
+
+Columnar numpy arrays, no Python object per row; every operation is O(its own rows).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.contract import Array
+from headrace.flow.records import StoredGroup
+from headrace.flow.table import Table
+
+STORED, DUPLICATE, LATE, UNKNOWN = range(4)
+"""What became of a row that was written. ``DUPLICATE``: it has one of the columns already; ``LATE``: its group was
+acknowledged by all or dropped; ``UNKNOWN``: never opened. Only ``STORED`` changes anything."""
+WRITTEN = ("stored", "duplicate", "late", "unknown")
+"""The same in words."""
+
+_NO_VERSION = np.iinfo(np.int64).max
+_MAX_COLUMNS = 63
+
+
+def _table(size: int, *, columns: int, consumers: int, first: int) -> Table:
+    per_group = {"opened": np.int64, "oldest": np.int64, "open": np.bool_, "reserved": np.bool_}
+    per_row = {"written": np.int64, "tokens": np.int32, "nbytes": np.int64}
+    per_consumer = {"complete": np.int32, "state": np.int8, "attempts": np.int16}
+    shapes: list[tuple[dict[str, Any], tuple[int, ...]]]
+    shapes = [(per_group, ()), (per_row, (size,)), (per_consumer, (consumers,)), ({"units": np.int16}, (size, columns))]
+    return Table({name: (kind, shape) for kinds, shape in shapes for name, kind in kinds.items()}, first=first)
+
+
+class GroupTable:
+    """``columns``: names of all there are."""
+
+    def __init__(self, *, group_size: int, columns: Sequence[str], consumers: int, first_group: int) -> None:
+        if len(columns) > _MAX_COLUMNS:
+            raise ValueError(f"{len(columns)} columns; a ledger keeps at most {_MAX_COLUMNS}")
+        self.group_size = group_size
+        self._bits = {column: 1 << place for place, column in enumerate(columns)}
+        self._all = (1 << len(columns)) - 1
+        self._groups = _table(group_size, columns=len(columns), consumers=consumers, first=first_group)
+        self._first_group = first_group
+        self._reserved: deque[int] = deque()
+        """Groups to be opened before any new one, ascending."""
+
+    @property
+    def next_group(self) -> int:
+        """The id of the next group that was never opened before."""
+        return self._groups.end
+
+    @property
+    def reserved(self) -> Collection[int]:
+        """Groups that will be opened before any new one."""
+        return self._reserved
+
+    def open(self, version: int) -> int:
+        """A group, whose rows are at best of ``version``; returns its id: :attr:`next_group`, unless an earlier run
+        left groups to be opened again."""
+        if self._reserved:
+            group = self._reserved.popleft()
+            self._groups.set("reserved", group, False)
+            self._begin(group, 1, version)
+            return group
+        return self.open_many(1, version)
+
+    def open_many(self, count: int, version: int) -> int:
+        """Groups with consecutive new ids; returns the first."""
+        first = self._groups.append(count)
+        self._begin(first, count, version)
+        return first
+
+    def _begin(self, first: int, count: int, version: int) -> None:
+        slots = self._groups.slots(np.arange(first, first + count))
+        self._groups.column("opened")[slots] = version
+        self._groups.column("oldest")[slots] = _NO_VERSION
+        self._groups.column("open")[slots] = True
+
+    def is_open(self, group: int) -> bool:
+        """Opened, and neither acknowledged by every consumer nor dropped."""
+        return group in self._groups and bool(self._groups.get("open", group))
+
+    def open_groups(self) -> Iterator[int]:
+        """Ascending. O(groups since the oldest open one)."""
+        return (group for group in range(self._groups.low, self._groups.end) if self.is_open(group))
+
+    def version(self, group: int) -> int:
+        """The version an open group was opened under."""
+        return int(self._groups.get("opened", group))
+
+    def tokens(self, group: int) -> list[int]:
+        """Tokens of each row of an open group."""
+        tokens: list[int] = self._groups.get("tokens", group).tolist()
+        return tokens
+
+    def rows(self, group: int) -> range:
+        """Row ids of a group."""
+        return range(group * self.group_size, (group + 1) * self.group_size)
+
+    def rows_of(self, groups: Array) -> Array:
+        """Row ids of groups (int64 [n]), int64 [n * group_size]."""
+        members: Array = groups[:, None] * self.group_size + np.arange(self.group_size)
+        return members.reshape(-1)
+
+    def units_of(self, rows: Array) -> Array:
+        """Which storage unit has each column of rows that are remembered, int16 [n, columns]; 0 where none has."""
+        units: Array = self._row_column("units")[self._row_slots(rows)]
+        return units
+
+    def tokens_of(self, rows: Array) -> Array:
+        """Tokens of rows that are remembered, int32 [n]."""
+        tokens: Array = self._row_column("tokens")[self._row_slots(rows)]
+        return tokens
+
+    def is_written(self, row: int) -> bool:
+        """Whether a row of an open group has a column."""
+        return bool(self._groups.get("written", row // self.group_size)[row % self.group_size])
+
+    def is_complete(self, group: int) -> bool:
+        """Whether every row of an open group has every column."""
+        return bool((self._groups.get("written", group) == self._all).all())
+
+    def stored_groups(self) -> Iterator[StoredGroup]:
+        """Open groups that are complete, ascending."""
+        for group in self.open_groups():
+            if self.is_complete(group):
+                yield StoredGroup(
+                    group=group,
+                    version=self.version(group),
+                    oldest=int(self._groups.get("oldest", group)),
+                    tokens=tuple(self.tokens(group)),
+                    nbytes=tuple(self._groups.get("nbytes", group).tolist()),
+                )
+
+    def _refusals(self, rows: Array, added: int) -> Array:
+        groups = rows // self.group_size
+        outcome = np.zeros(len(rows), dtype=np.int8)
+        known = (groups >= self._groups.low) & (groups < self._groups.end)
+        if known.all():
+            written = self._row_column("written")[self._row_slots(rows)]
+            outcome[(written & added) != 0] = DUPLICATE
+            outcome[~self._groups.column("open")[self._groups.slots(groups)]] = LATE
+        else:
+            outcome[known] = self._refusals(rows[known], added)
+            outcome[~known] = UNKNOWN
+            outcome[(groups >= self._first_group) & (groups < self._groups.low)] = LATE
+        return outcome
+
+    def _mask(self, columns: Collection[str]) -> int:
+        return sum(self._bits[column] for column in set(columns))
+
+    def _places(self, columns: Collection[str]) -> list[int]:
+        return [self._bits[column].bit_length() - 1 for column in columns]
+
+    def _row_slots(self, rows: Array) -> Array:
+        return rows - self._groups.base * self.group_size
+
+    def _row_column(self, name: str) -> Array:
+        """A column with an entry per row, as one array of all rows."""
+        column = self._groups.column(name)
+        return column.reshape(-1, *column.shape[2:])
+
+    def _column_of(self, name: str, groups: Array) -> Array:
+        values: Array = self._groups.column(name)[self._groups.slots(groups)]
+        return values
