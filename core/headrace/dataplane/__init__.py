@@ -9,6 +9,16 @@ the ledger, and the values are then fetched from the units.
 from headrace.dataplane.ledger import LedgerService
 from headrace.dataplane.messages import ColumnSchema, PartitionSpec
 from headrace.dataplane.plane import DataPlane, Partition, Rows
+from headrace.dataplane.stream import Stream
 from headrace.dataplane.unit import UnitService
 
-__all__ = ["ColumnSchema", "DataPlane", "LedgerService", "Partition", "PartitionSpec", "Rows", "UnitService"]
+__all__ = [
+    "ColumnSchema",
+    "DataPlane",
+    "LedgerService",
+    "Partition",
+    "PartitionSpec",
+    "Rows",
+    "Stream",
+    "UnitService",
+]

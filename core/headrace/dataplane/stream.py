@@ -1,0 +1,171 @@
+"""A training rank's view of a consumer: micro-batches one after another, fetched ahead, acknowledged together.
+
+    stream = Stream(lambda: DataPlane(address).partition("phase"), "train", step_groups=32, token_budget=4096)
+    for micro_batch in stream.step():
+        ...
+    stream.acknowledge()  # after the optimiser step
+
+A thread leases and fetches while the rank computes. What was not acknowledged when the rank dies is given out again
+once its leases expire: it restarts at its last acknowledged step.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from time import monotonic
+from typing import NamedTuple, Self
+
+from headrace.contract import Batch
+from headrace.dataplane.plane import LEASE_SECONDS, Partition, Rows
+from headrace.errors import DeadlineError, LostRowsError
+
+_TURN_SECONDS = 0.5
+"""How late the thread notices that it is to stop, or that a lease is to be extended."""
+
+
+class _Fetched(NamedTuple):
+    rows: Rows
+    batch: Batch
+
+
+class Stream:
+    """``connect``: the partition as one thread sees it; called twice. ``step_groups``: groups of one optimiser step.
+    ``token_budget``: of one micro-batch, 0 for none; it has what is ready when it is fetched, at least one group.
+    ``ahead``: micro-batches that are fetched before they are asked for. ``seconds``: how long leases outlive this
+    process; they are extended while it lives."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Partition],
+        consumer: str,
+        *,
+        step_groups: int,
+        columns: Sequence[str] | None = None,
+        token_budget: int = 0,
+        min_version: int = 0,
+        ahead: int = 2,
+        seconds: float = LEASE_SECONDS,
+    ) -> None:
+        self._consumer = consumer
+        self._step_groups = step_groups
+        self._columns = columns
+        self._token_budget = token_budget
+        self._min_version = min_version
+        self._seconds = seconds
+        self._desk, self._source = connect(), connect()
+        self._fetched: queue.Queue[_Fetched | BaseException] = queue.Queue(maxsize=ahead)
+        self._given: list[Rows] = []
+        """To the rank, and not acknowledged yet."""
+        self._held: dict[int, tuple[Rows, float]] = {}
+        """Every lease, and when it is to be extended."""
+        self._lock = threading.Lock()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"stream of {consumer}", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------ the rank
+
+    def step(self, *, deadline: float = 3600.0) -> Iterator[Batch]:
+        """The micro-batches of one optimiser step. DeadlineError when one does not come in time; whatever ended the
+        fetching is raised here."""
+        missing = self._step_groups
+        while missing:
+            fetched = self._next(deadline)
+            missing -= len(fetched.rows) // self._desk.spec.group_size
+            self._given.append(fetched.rows)
+            yield fetched.batch
+
+    def _next(self, deadline: float) -> _Fetched:
+        try:
+            fetched = self._fetched.get(timeout=deadline)
+        except queue.Empty:
+            raise DeadlineError(f"no micro-batch for {self._consumer} came within {deadline:g} s") from None
+        if isinstance(fetched, BaseException):
+            raise fetched
+        return fetched
+
+    def acknowledge(self) -> None:
+        """The rank is done with all it was given. RunError when one of the leases ended before: its rows are given out
+        again, so what was made of this step must not be used."""
+        while self._given:
+            rows = self._given.pop(0)
+            self._forget(rows)
+            self._desk.acknowledge(rows)
+
+    def close(self) -> None:
+        """What is not acknowledged is given back. Twice is fine."""
+        self._ending.set()
+        self._thread.join()
+        with self._lock:
+            held = [rows for rows, _ in self._held.values()]
+            self._held.clear()
+        self._given.clear()
+        for rows in held:
+            self._desk.release(rows)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _forget(self, rows: Rows) -> None:
+        with self._lock:
+            self._held.pop(rows.lease, None)
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            missing = self._step_groups
+            while not self._ending.is_set():
+                fetched = self._fetch(missing)
+                if fetched is not None and self._hand_over(fetched):
+                    missing -= len(fetched.rows) // self._source.spec.group_size
+                    missing = missing or self._step_groups
+        except BaseException as error:  # whatever it is, the rank is told instead of waiting for ever
+            self._hand_over(error)
+
+    def _fetch(self, groups: int) -> _Fetched | None:
+        self._extend()
+        try:
+            rows = self._source.lease(
+                self._consumer,
+                groups,
+                at_least=1,
+                token_budget=self._token_budget,
+                min_version=self._min_version,
+                seconds=self._seconds,
+                deadline=_TURN_SECONDS,
+            )
+        except DeadlineError:
+            return None
+        with self._lock:
+            self._held[rows.lease] = (rows, monotonic() + self._seconds / 2)
+        try:
+            return _Fetched(rows, self._source.get(rows, self._columns))
+        except LostRowsError:  # those of the groups that were not lost are ready again
+            self._forget(rows)
+            self._source.release(rows)
+            return None
+
+    def _hand_over(self, fetched: _Fetched | BaseException) -> bool:
+        while not self._ending.is_set():
+            try:
+                self._fetched.put(fetched, timeout=_TURN_SECONDS)
+                return True
+            except queue.Full:
+                self._extend()
+        return False
+
+    def _extend(self) -> None:
+        now = monotonic()
+        with self._lock:
+            due = [rows for rows, when in self._held.values() if when <= now]
+            for rows in due:
+                self._source.extend(rows, self._seconds)
+                self._held[rows.lease] = (rows, now + self._seconds / 2)

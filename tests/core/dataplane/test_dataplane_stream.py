@@ -1,0 +1,85 @@
+"""Micro-batches of a training rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from headrace.contract import Ragged
+from headrace.dataplane import ColumnSchema, Partition, PartitionSpec, Stream
+from headrace.errors import ContractError, DeadlineError
+from support.data_plane import Services
+
+SPEC = PartitionSpec("phase", {"tokens": ColumnSchema("int32", ragged=True)}, {"train": ("tokens",)}, 2, "tokens")
+
+
+@pytest.fixture
+def connect(services: Services) -> Callable[[], Partition]:
+    services.unit()
+    services.plane().create(SPEC)
+    return lambda: services.plane().partition("phase")
+
+
+def put(partition: Partition, groups: int, length: int = 3) -> list[int]:
+    tokens = Ragged.from_arrays([np.zeros(length, np.int32)] * (2 * groups))
+    rows: list[int] = partition.put({"tokens": tokens}).tolist()
+    return rows
+
+
+def test_a_step_has_its_groups_in_micro_batches_within_the_budget(connect: Callable[[], Partition]) -> None:
+    partition = connect()
+    rows = put(partition, 7)
+    with Stream(connect, "train", step_groups=5, token_budget=12) as stream:
+        parts = [batch.rows.tolist() for batch in stream.step()]
+        assert [len(part) for part in parts] == [4, 4, 2]
+        assert [row for part in parts for row in part] == rows[:10]
+        stream.acknowledge()
+    assert partition.stats().rows == 4
+
+
+def test_a_row_is_given_while_the_rest_of_its_step_is_still_to_be_made(connect: Callable[[], Partition]) -> None:
+    partition = connect()
+    with Stream(connect, "train", step_groups=2) as stream:
+        first = put(partition, 1)
+        step = stream.step(deadline=30)
+        assert next(step).rows.tolist() == first
+        second = put(partition, 1)
+        assert next(step).rows.tolist() == second
+        assert list(step) == []
+
+
+def test_what_was_not_acknowledged_is_given_again_and_what_was_is_not(connect: Callable[[], Partition]) -> None:
+    partition = connect()
+    rows = put(partition, 3)
+    with Stream(connect, "train", step_groups=1) as stream:
+        assert next(stream.step()).rows.tolist() == rows[:2]
+        stream.acknowledge()
+        assert next(stream.step()).rows.tolist() == rows[2:4]
+    with Stream(connect, "train", step_groups=2) as stream:
+        given = [row for batch in stream.step() for row in batch.rows.tolist()]
+        assert sorted(given) == rows[2:]
+
+
+def test_leases_are_extended_while_the_rank_computes(
+    connect: Callable[[], Partition], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.dataplane.stream._TURN_SECONDS", 0.02)
+    partition = connect()
+    put(partition, 1)
+    with Stream(connect, "train", step_groups=1, seconds=0.4) as stream:
+        list(stream.step())
+        with pytest.raises(DeadlineError):
+            partition.lease("train", 1, deadline=1.0)
+        stream.acknowledge()
+
+
+def test_what_ends_the_fetching_is_told_to_the_rank(connect: Callable[[], Partition]) -> None:
+    with Stream(connect, "nobody", step_groups=1) as stream, pytest.raises(ContractError, match="no consumer 'nobody'"):
+        list(stream.step(deadline=30))
+
+
+def test_a_rank_does_not_wait_for_ever(connect: Callable[[], Partition]) -> None:
+    with Stream(connect, "train", step_groups=1) as stream, pytest.raises(DeadlineError, match="no micro-batch"):
+        list(stream.step(deadline=0.05))
