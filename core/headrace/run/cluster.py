@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -18,6 +16,7 @@ from headrace.run.directory import RunDirectory
 from headrace.run.plans import capacity, self_check_tolerance
 from headrace.run.recovery import Recovery
 from headrace.run.seeds import derive_seed
+from headrace.run.sockets import SocketDirectory
 from headrace.run.tasks import TasksIdentity, identify
 from headrace.services.controller import Controller
 from headrace.services.fleet import Fleet
@@ -50,11 +49,11 @@ class Cluster:
         self._job = job
         self._directory = directory
         self._emit = emit
-        self._sockets = tempfile.mkdtemp(prefix="headrace-")
+        self._sockets = SocketDirectory()
         self._background: set[asyncio.Task[None]] = set()
         self._clients: list[Client | StorageClient] = []
         host = job.network.host if job.network.transport == "tcp" else None
-        self._network = Network.create(self._sockets, host=host)
+        self._network = Network.create(self._sockets.path, host=host)
         self.fleet = Fleet(
             emit=emit,
             spawn=self.spawn,
@@ -277,4 +276,4 @@ class Cluster:
         await self.workers.close()
         for client in self._clients:
             await client.close()
-        shutil.rmtree(self._sockets, ignore_errors=True)
+        self._sockets.close()

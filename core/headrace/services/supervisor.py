@@ -28,7 +28,8 @@ START_DEADLINE = 120.0
 HEARTBEAT_DEADLINE = 20.0
 STOPPED_DEADLINE = 5.0
 """Seconds of silence of a node whose process is stopped (SIGSTOP): it is not merely slow."""
-STOP_SECONDS = 5.0
+STOP_SECONDS = 3.0
+"""What nodes have to end by themselves: a run whose trainer was killed is over within 10 s, report included."""
 LOG_TAIL_LINES = 15
 WHO_KILLED = "a person killed it, or the kernel for want of memory: then `dmesg` says so, and smaller batches help"
 

@@ -98,7 +98,7 @@ class Client:
         except WireError:
             self._forget(call)
             raise
-        future.add_done_callback(lambda done: self._tell_cancelled(call) if done.cancelled() else None)
+        future.add_done_callback(lambda done: self._settled(call, done))
         return future
 
     async def close(self) -> None:
@@ -152,8 +152,10 @@ class Client:
         pending.timer.cancel()
         return pending.future
 
-    def _tell_cancelled(self, call: int) -> None:
-        if call in self._pending:
+    def _settled(self, call: int, future: asyncio.Future[Any]) -> None:
+        if not future.cancelled():
+            future.exception()  # a caller who was cancelled after the call had failed never asks
+        elif call in self._pending:
             self._forget(call)
             if self._endpoint is not None and not self._closed:
                 self._endpoint.send([_encode(Cancel(call))])  # if it takes none, the server cancels at the deadline
