@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headrace_torch.model_config import Llama3RopeScaling, ModelConfig
+from headrace_torch.products import linear
 
 __all__ = ["Attention", "Decoder", "DecoderLayer", "Llama3RopeScaling", "ModelConfig"]
 
@@ -31,6 +32,10 @@ class Linear(nn.Linear):
 
     def reset_parameters(self) -> None:
         """Nothing: the global random state stays untouched."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """See :mod:`headrace_torch.products`."""
+        return linear(input, self.weight, self.bias)
 
 
 class Embedding(nn.Embedding):
@@ -186,4 +191,4 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [T, V] for hidden states [T, d]."""
-        return F.linear(hidden, self.output_weight).float()
+        return linear(hidden, self.output_weight).float()

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headrace_torch.model import Attention, Decoder, DecoderLayer, Linear, RMSNorm, rotate
+from headrace_torch.products import factor, linear
 
 
 class FlatDecoder:
@@ -22,7 +23,7 @@ class FlatDecoder:
 
     def __init__(self, model: Decoder, *, max_length: int) -> None:
         self.config = model.config
-        self.output_weight = model.output_weight
+        self.output_weight = factor(model.output_weight)
         """[V, d]."""
         self._embedding = model.model.embed_tokens.weight
         self._layers = [_Layer.of(cast(DecoderLayer, layer)) for layer in model.model.layers]
@@ -40,7 +41,7 @@ class FlatDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [T, V] for hidden states [T, d]."""
-        return F.linear(hidden, self.output_weight).float()
+        return linear(hidden, self.output_weight).float()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,13 @@ class _Layer:
     qkv_bias: Tensor | None
     q_norm: RMSNorm | None
     k_norm: RMSNorm | None
-    o: Linear
+    o: Tensor
+    o_bias: Tensor | None
     between: RMSNorm
     gate_up: Tensor
     gate_up_bias: Tensor | None
-    down: Linear
+    down: Tensor
+    down_bias: Tensor | None
 
     @classmethod
     def of(cls, layer: DecoderLayer) -> _Layer:
@@ -69,25 +72,27 @@ class _Layer:
             kv_heads=mixing.kv_heads,
             width=mixing.width,
             before=layer.input_layernorm,
-            qkv=qkv,
+            qkv=factor(qkv),
             qkv_bias=qkv_bias,
             q_norm=mixing.q_norm,
             k_norm=mixing.k_norm,
-            o=mixing.o_proj,
+            o=factor(mixing.o_proj.weight),
+            o_bias=mixing.o_proj.bias,
             between=layer.post_attention_layernorm,
-            gate_up=gate_up,
+            gate_up=factor(gate_up),
             gate_up_bias=gate_up_bias,
-            down=mlp.down_proj,
+            down=factor(mlp.down_proj.weight),
+            down_bias=mlp.down_proj.bias,
         )
 
     def __call__(self, x: Tensor, index: int, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
         """``x``: [T, d]; ``cos``, ``sin``: [T, 1, D]. Returns [T, d]."""
         heads, kv_heads = self.heads, self.kv_heads
-        qkv = F.linear(self.before.forward(x), self.qkv, self.qkv_bias).view(-1, heads + 2 * kv_heads, self.width)
+        qkv = linear(self.before.forward(x), self.qkv, self.qkv_bias).view(-1, heads + 2 * kv_heads, self.width)
         mixed = attention(index, *self._rotated(qkv, cos, sin), qkv.narrow(1, heads + kv_heads, kv_heads))
-        x = x + self.o.forward(mixed.flatten(1))
-        gate, up = F.linear(self.between.forward(x), self.gate_up, self.gate_up_bias).chunk(2, -1)
-        return x + self.down.forward(F.silu(gate) * up)
+        x = x + linear(mixed.flatten(1), self.o, self.o_bias)
+        gate, up = linear(self.between.forward(x), self.gate_up, self.gate_up_bias).chunk(2, -1)
+        return x + linear(F.silu(gate) * up, self.down, self.down_bias)
 
     def _rotated(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys: together, unless each has a norm of its own."""

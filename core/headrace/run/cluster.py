@@ -265,15 +265,21 @@ class Cluster:
 
     async def close(self) -> None:
         """End every node and forget every secret and socket."""
-        for task in list(self._background):
-            task.cancel()
+        await self._end_background()
         if self.controller.supervisor is not None:
             await self.supervisor.close()
-        if self.controller.failed.done():
-            self.controller.failed.exception()
         await self._server.close()
         await self.fleet.close()
         await self.workers.close()
         for client in self._clients:
             await client.close()
         self._sockets.close()
+        await self._end_background()  # what was begun meanwhile has lost its client
+        if self.controller.failed.done():
+            self.controller.failed.exception()
+
+    async def _end_background(self) -> None:
+        while tasks := list(self._background):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -153,9 +153,7 @@ class Client:
         return pending.future
 
     def _settled(self, call: int, future: asyncio.Future[Any]) -> None:
-        if not future.cancelled():
-            future.exception()  # a caller who was cancelled after the call had failed never asks
-        elif call in self._pending:
+        if future.cancelled() and call in self._pending:
             self._forget(call)
             if self._endpoint is not None and not self._closed:
                 self._endpoint.send([_encode(Cancel(call))])  # if it takes none, the server cancels at the deadline
