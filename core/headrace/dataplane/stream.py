@@ -83,6 +83,7 @@ class Stream:
         except queue.Empty:
             raise DeadlineError(f"no micro-batch for {self._consumer} came within {deadline:g} s") from None
         if isinstance(fetched, BaseException):
+            self._fetched.put_nowait(fetched)  # for whoever asks again: the thread has ended
             raise fetched
         return fetched
 
@@ -125,8 +126,9 @@ class Stream:
                 if fetched is not None and self._hand_over(fetched):
                     missing -= len(fetched.rows) // self._source.spec.group_size
                     missing = missing or self._step_groups
-        except BaseException as error:  # whatever it is, the rank is told instead of waiting for ever
-            self._hand_over(error)
+        except BaseException as error:  # this thread's supervisor: the rank is told instead of waiting for ever
+            while not (self._ending.is_set() or self._offer(error)):
+                pass  # an offer waits; leases are not extended any more, which may be what failed
 
     def _fetch(self, groups: int) -> _Fetched | None:
         self._extend()
@@ -151,14 +153,20 @@ class Stream:
             self._source.release(rows)
             return None
 
-    def _hand_over(self, fetched: _Fetched | BaseException) -> bool:
+    def _hand_over(self, fetched: _Fetched) -> bool:
         while not self._ending.is_set():
-            try:
-                self._fetched.put(fetched, timeout=_TURN_SECONDS)
+            if self._offer(fetched):
                 return True
-            except queue.Full:
-                self._extend()
+            self._extend()
         return False
+
+    def _offer(self, fetched: _Fetched | BaseException) -> bool:
+        """Whether there was room within a turn."""
+        try:
+            self._fetched.put(fetched, timeout=_TURN_SECONDS)
+        except queue.Full:
+            return False
+        return True
 
     def _extend(self) -> None:
         now = monotonic()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
 import numpy as np
@@ -106,8 +108,14 @@ def lease_alone(services: Services, consumer: str, groups: int) -> Rows:
 
 
 def until_waiting(partition: Partition, consumer: str, count: int) -> None:
-    while partition.stats().waiting[consumer] < count:
-        pass
+    soon(lambda: partition.stats().waiting[consumer] == count)
+
+
+def soon(condition: Callable[[], bool]) -> None:
+    """Until the condition holds, which a call to another thread tells; fails after 30 s."""
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
 
 
 def test_consumers_do_not_see_each_other_and_rows_leave_with_the_last(partition: Partition) -> None:
@@ -123,8 +131,7 @@ def test_consumers_do_not_see_each_other_and_rows_leave_with_the_last(partition:
 
 
 def until_empty(partition: Partition) -> None:
-    while any(stats.rows or stats.nbytes for stats in partition.unit_stats()):
-        pass
+    soon(lambda: not any(stats.rows or stats.nbytes for stats in partition.unit_stats()))
 
 
 def test_groups_are_given_whole_and_the_oldest_version_first(services: Services) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.contract import Ragged
 from headrace.dataplane import ColumnSchema, Partition, PartitionSpec, Stream
-from headrace.errors import ContractError, DeadlineError
+from headrace.errors import ContractError, DeadlineError, RunError
 from support.data_plane import Services
 
 SPEC = PartitionSpec("phase", {"tokens": ColumnSchema("int32", ragged=True)}, {"train": ("tokens",)}, 2, "tokens")
@@ -78,6 +78,26 @@ def test_leases_are_extended_while_the_rank_computes(
 def test_what_ends_the_fetching_is_told_to_the_rank(connect: Callable[[], Partition]) -> None:
     with Stream(connect, "nobody", step_groups=1) as stream, pytest.raises(ContractError, match="no consumer 'nobody'"):
         list(stream.step(deadline=30))
+
+
+def test_a_rank_is_told_also_when_what_failed_is_keeping_its_leases(
+    connect: Callable[[], Partition], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RunError("not held")
+
+    monkeypatch.setattr("headrace.dataplane.stream._TURN_SECONDS", 0.02)
+    monkeypatch.setattr(Partition, "extend", refuse)
+    put(connect(), 4)
+    with Stream(connect, "train", step_groups=1, ahead=1, seconds=0.04) as stream:
+        for _ in range(2):
+            with pytest.raises(RunError, match="not held"):
+                steps(stream)
+
+
+def steps(stream: Stream) -> None:
+    while True:
+        list(stream.step(deadline=20))
 
 
 def test_a_rank_does_not_wait_for_ever(connect: Callable[[], Partition]) -> None:
