@@ -87,7 +87,7 @@ class Simulation(RunFiles):
         self._start_nodes()
         self._publish(0)
         for name in self._free:
-            self._emit("self_check", instance=name, version=0, max_abs_logprob_diff=3e-6, tolerance=1e-3)
+            self._emit("self_check", instance=name, version=0, mean_abs_logprob_diff=3e-6, tolerance=1e-3)
         if self._warm_up:
             self._phase(WARM_UP, rollout=False)
             for _ in range(self._warm_up):

@@ -132,7 +132,7 @@ class _Auditor:
 
     def _self_checked(self, event: SelfCheck) -> None:
         """An instance computes what the trainer computes."""
-        gap = event.max_abs_logprob_diff
+        gap = event.mean_abs_logprob_diff
         self._findings.check(
             gap is not None and gap <= event.tolerance,
             "agreement",

@@ -215,7 +215,7 @@ class SelfCheck(Event, frozen=True, kw_only=True):
 
     instance: str
     version: int
-    max_abs_logprob_diff: float | None
+    mean_abs_logprob_diff: float | None
     """Nats; None when it is not finite."""
     tolerance: float
     """Nats: a larger difference is an engine that computes something else."""

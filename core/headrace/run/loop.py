@@ -116,7 +116,8 @@ class TrainingLoop:
         p = self._p
         await self.publish(version)
         await p.fleet.load_everywhere(version)
-        await p.fleet.self_check(p.trainer, version)
+        while not await p.fleet.self_check(p.trainer, version):
+            await p.fleet.load_everywhere(version)  # all were lost; they are being started again
 
     async def _retire(self, version: int) -> None:
         await self._p.trainer.call(

@@ -19,7 +19,7 @@ from headrace.run.stream import task_order
 from headrace.services.groups import GroupPlan
 
 FLOAT32_TOLERANCE = 1e-3
-LOW_PRECISION_TOLERANCE = 0.5
+LOW_PRECISION_TOLERANCE = 0.25
 
 
 def rolls_out(phase: Phase) -> bool:
@@ -63,7 +63,7 @@ def evaluation_plan(job: Job, tasks: int) -> EvaluationPlan:
 
 
 def self_check_tolerance(job: Job) -> float:
-    """Nats by which trainer and engine may differ on the same tokens under the same weights."""
+    """Nats per token by which trainer and engine may differ on the same tokens under the same weights."""
     dtypes = {
         _capabilities(job.rollout.spec).dtype,
         _capabilities(job.phases[0].trainer).dtype,

@@ -11,10 +11,12 @@ from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from headrace.errors import DeadlineError, EngineError, WireError
 from headrace.flow import Flow
-from headrace.services.messages import LoadCall, Published, VersionCall, VersionLoaded
-from headrace.services.self_check import largest_gap, probe, require_agreement, sampling_gap
+from headrace.services.messages import LoadCall, Probe, Published, VersionCall, VersionLoaded
+from headrace.services.self_check import mean_gap, require_agreement, sample
 from headrace.wire import Client
 
 LOAD_DEADLINE = 120.0
@@ -48,9 +50,11 @@ class Fleet:
         temperature: float,
         tolerance: float,
     ) -> None:
-        """``temperature``: of the probe, as of sampling. ``tolerance``: nats by which an instance and the trainer may
-        differ on the same tokens under the same weights."""
-        self.probe = probe(temperature)
+        """``temperature``: of the probe, as of sampling. ``tolerance``: nats per token by which an instance and the
+        trainer may differ on the same tokens under the same weights."""
+        self.probe: Probe | None = None
+        """What the first instance sampled in the self-check; every version after that is probed with it."""
+        self._temperature = temperature
         self._tolerance = tolerance
         self._emit = emit
         self._connect = connect
@@ -166,10 +170,11 @@ class Fleet:
         )
 
     async def _load(self, instance: Instance, version: int) -> None:
+        probe = self.probe
         try:
             loaded = await instance.client.call(
                 "load_version",
-                LoadCall(version=version, probe=self.probe),
+                LoadCall(version=version, probe=probe),
                 reply=VersionLoaded,
                 deadline=LOAD_DEADLINE,
                 awaiting=f"{instance.name} to load version {version}",
@@ -188,6 +193,9 @@ class Fleet:
                 origin=f"node {instance.name}",
                 fix="a transport that alters weights cannot be used",
             )
+        if probe is None and self.probe is not None:  # the self-check has not seen this instance
+            await self._load(instance, version)
+            return
         self._check_probe(instance, version, loaded)
         instance.versions.add(version)
         self._emit("instance_version", instance=instance.name, version=version, digest=loaded.digest)
@@ -198,11 +206,12 @@ class Fleet:
 
     def _check_probe(self, instance: Instance, version: int, loaded: VersionLoaded) -> None:
         """What was loaded computes what the trainer computes; logged for an instance's first version, since that shows
-        its engine to be right."""
-        if loaded.logprobs is None:
+        its engine to be right, and when it does not."""
+        published = self._published[version].logprobs
+        if loaded.logprobs is None or published is None:
             return
-        gap = largest_gap(loaded.logprobs, self._published[version].logprobs)
-        if not instance.versions:
+        gap = mean_gap(loaded.logprobs, published)
+        if not instance.versions or not gap <= self._tolerance:
             self._tell_gap(instance, version, gap)
         require_agreement(instance.name, version, gap, self._tolerance)
 
@@ -230,23 +239,30 @@ class Fleet:
         await asyncio.gather(*(self._change(i, version, i.versions - {version}) for i in instances))
         await self.wait_for(version, everywhere=False)
 
-    async def self_check(self, trainer: Client, version: int) -> None:
-        """Every instance must sample with the log-probs that the trainer computes; but one that is lost meanwhile."""
-        for instance in list(self._instances.values()):
+    async def self_check(self, trainer: Client, version: int) -> bool:
+        """Every instance must sample with the log-probs that the trainer computes; but one that is lost meanwhile.
+        False when all were."""
+        for instance in self.hosting(version):
             try:
-                gap = await sampling_gap(instance.name, instance.client, trainer, version, self.probe)
+                sampled = await sample(instance.name, instance.client, trainer, version, self._temperature)
             except WireError:
                 if not self._is_lost(instance):
                     raise
                 continue
+            gap = mean_gap(sampled.instance, sampled.trainer)
             self._tell_gap(instance, version, gap)
             require_agreement(instance.name, version, gap, self._tolerance)
+            if self.probe is None:
+                self.probe = sampled.probe
+                published = self._published[version]
+                self._published[version] = msgspec.structs.replace(published, logprobs=sampled.trainer)
+        return self.probe is not None
 
     def _tell_gap(self, instance: Instance, version: int, gap: float) -> None:
         self._emit(
             "self_check",
             instance=instance.name,
             version=version,
-            max_abs_logprob_diff=gap,
+            mean_abs_logprob_diff=gap,
             tolerance=self._tolerance,
         )

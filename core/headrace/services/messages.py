@@ -102,10 +102,10 @@ class Probe(Message, frozen=True):
 
 
 class LoadCall(Message, frozen=True):
-    """Fetch, verify and commit a version, and score the probe with it."""
+    """Fetch, verify and commit a version, and score the probe with it, where there is one."""
 
     version: int
-    probe: Probe
+    probe: Probe | None
 
 
 class VersionLoaded(Message, frozen=True):
@@ -115,7 +115,7 @@ class VersionLoaded(Message, frozen=True):
     digest: str
     seconds: float
     logprobs: Array | None
-    """float32 [T], of the probe; None from an engine that does not score."""
+    """float32 [T], of the probe; None without one, and from an engine that does not score."""
 
 
 # ---------------------------------------------------------------- trainer node
@@ -186,18 +186,18 @@ class RestoreCall(Message, frozen=True):
 
 
 class PublishCall(Message, frozen=True):
-    """Publish the current weights as a version, and score the probe with them."""
+    """Publish the current weights as a version, and score the probe with them, where there is one."""
 
     version: int
-    probe: Probe
+    probe: Probe | None
 
 
 class Published(Message, frozen=True):
     """A version is there for receivers."""
 
     manifest: WeightManifest
-    logprobs: Array
-    """float32 [T], of the probe."""
+    logprobs: Array | None
+    """float32 [T], of the probe; None without one."""
 
 
 class SaveCall(Message, frozen=True):

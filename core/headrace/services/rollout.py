@@ -231,9 +231,9 @@ class RolloutService(NodeService):
         )
 
     async def _scored(self, call: LoadCall) -> Array | None:
-        if not isinstance(self._engine, Scoring):
-            return None
         probe = call.probe
+        if probe is None or not isinstance(self._engine, Scoring):
+            return None
         return await self._engine.score(probe.tokens, version=call.version, temperature=probe.temperature)
 
     @rpc

@@ -182,7 +182,7 @@ class TrainerService(NodeService):
 
         def work() -> Published:
             manifest = publisher.publish(call.version, phase.engine.weight_source())
-            return Published(manifest=manifest, logprobs=phase.score(call.probe))
+            return Published(manifest=manifest, logprobs=phase.score(call.probe) if call.probe else None)
 
         return await self._on_engine_thread(work)
 

@@ -45,7 +45,7 @@ _HAPPENED: list[tuple[str, dict[str, Any]]] = [
     ("node_started", {"node": "rollout-0", "role": "rollout", "pid": 42}),
     ("version_published", {"version": 0, "digest": "a0", "nbytes": 64}),
     ("instance_version", {"instance": "rollout-0", "version": 0, "digest": "a0"}),
-    ("self_check", {"instance": "rollout-0", "version": 0, "max_abs_logprob_diff": 1e-6, "tolerance": 1e-3}),
+    ("self_check", {"instance": "rollout-0", "version": 0, "mean_abs_logprob_diff": 1e-6, "tolerance": 1e-3}),
     ("phase_started", _PHASE),
     ("evaluation_started", {"version": 0}),
     ("group_dispatched", {"group": 0, "task": 0, "version": 0, "trajectories": [0, 1]}),

@@ -104,7 +104,7 @@ def weights_other_than_published(log: Any) -> None:
 
 
 def of_self_check(log: Any, gap: float | None) -> None:
-    next(e for e in log.events if e["kind"] == "self_check")["max_abs_logprob_diff"] = gap
+    next(e for e in log.events if e["kind"] == "self_check")["mean_abs_logprob_diff"] = gap
 
 
 def an_engine_that_computes_something_else(log: Any) -> None:
