@@ -28,22 +28,21 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zmq
-from bare_store import Array, BareClient
+from bare_store import BareClient
 from demo import progress, use_two_cores
+from workloads import Rates, Workload, latency, median_ratio, memcpy_rate, rate, workloads
 
-from headrace.contract import Column, Ragged
-from headrace.dataplane import ColumnSchema, DataPlane, Partition, PartitionSpec
+from headrace.dataplane import DataPlane, Partition, PartitionSpec
 from headrace.dataplane.serve import serve_ledger, serve_unit
 from headrace.flow.ledger import Ledger
 from headrace.wire import BlockingClient, Keys
@@ -51,72 +50,6 @@ from headrace_storage.memory import MemoryStorage
 
 UNITS = 2
 CONSUMER = "train"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """``columns``: of one put. ``schema``: theirs. ``repeat``: puts measured per round."""
-
-    name: str
-    columns: Mapping[str, Column]
-    schema: Mapping[str, ColumnSchema]
-    repeat: int
-    megabytes: bool
-
-    @property
-    def amount(self) -> float:
-        """Rows of a put, or its megabytes."""
-        values = [column.values if isinstance(column, Ragged) else column for column in self.columns.values()]
-        return sum(array.nbytes for array in values) / 1e6 if self.megabytes else len(next(iter(self.columns.values())))
-
-    @property
-    def arrays(self) -> dict[str, Array]:
-        """The same bytes as plain arrays, which the bare store takes."""
-        plain: dict[str, Array] = {}
-        for name, column in self.columns.items():
-            if isinstance(column, Ragged):
-                plain |= {name: column.values, f"{name}_offsets": column.offsets}
-            else:
-                plain[name] = column
-        return plain
-
-
-def workloads() -> list[Workload]:
-    """What ``--only`` chooses from."""
-    rng = np.random.default_rng(0)
-    lengths = rng.lognormal(7, 1, 256).clip(8, 16384).astype(int).tolist()
-    small = {"payload": ColumnSchema("int64", (16,)), "reward": ColumnSchema("float32")}
-    text = {"tokens": ColumnSchema("int32", ragged=True), "logprobs": ColumnSchema("float32", ragged=True)}
-
-    def rows(count: int) -> dict[str, Column]:
-        return {"payload": np.ones((count, 16), np.int64), "reward": np.ones(count, np.float32)}
-
-    def ragged(lengths: list[int]) -> dict[str, Column]:
-        tokens = Ragged.from_arrays([np.arange(length, dtype=np.int32) for length in lengths])
-        return {"tokens": tokens, "logprobs": tokens.like(tokens.values.astype(np.float32))}
-
-    image = {"image": ColumnSchema("uint8", (1 << 20,))}
-    return [
-        Workload(name="single", columns=rows(1), schema=small, repeat=300, megabytes=False),
-        Workload(name="batch", columns=rows(64), schema=small, repeat=100, megabytes=False),
-        Workload(name="ragged", columns=ragged(lengths), schema=text, repeat=10, megabytes=True),
-        Workload(name="text", columns=ragged([2048] * 1024), schema=text, repeat=5, megabytes=True),
-        Workload(
-            name="megabyte",
-            columns={"image": np.ones((128, 1 << 20), np.uint8)},
-            schema=image,
-            repeat=2,
-            megabytes=True,
-        ),
-    ]
-
-
-@dataclass(kw_only=True)
-class Rates:
-    """Per round: rows or MB a second."""
-
-    put: list[float] = field(default_factory=list)
-    get: list[float] = field(default_factory=list)
 
 
 # ---------------------------------------------------------------- the two sides
@@ -172,14 +105,6 @@ def bare_store(folder: Path, *, tcp: bool, curve: bool) -> Iterator[Callable[[],
             process.kill()
 
 
-def rate(amount: float, repeat: int, work: Callable[[], object]) -> float:
-    """Of ``work`` done ``repeat`` times."""
-    started = time.perf_counter()
-    for _ in range(repeat):
-        work()
-    return amount * repeat / (time.perf_counter() - started)
-
-
 def measure_ours(partition: Partition, load: Workload, rates: Rates) -> None:
     groups = len(next(iter(load.columns.values())))
     held: list[Any] = []
@@ -199,36 +124,6 @@ def measure_bare(client: BareClient, load: Workload, rates: Rates) -> None:
     arrays = load.arrays
     rates.put.append(rate(load.amount, load.repeat, lambda: client.put(arrays)))
     rates.get.append(rate(load.amount, load.repeat, client.take))
-
-
-def memcpy_rate() -> float:
-    """MB a second of one copy of 128 MB into memory that is there."""
-    source, target = np.ones((128, 1 << 20), np.uint8), np.zeros((128, 1 << 20), np.uint8)
-    return rate(source.nbytes / 1e6, 5, lambda: np.copyto(target, source))
-
-
-def latency(put: Callable[[], object], take: Callable[[], object], repeat: int) -> float:
-    """Median seconds from a put to the moment when a consumer that waits in another thread has the row."""
-    arrived, ready, took = threading.Semaphore(0), threading.Semaphore(0), []
-
-    def consume() -> None:
-        for _ in range(repeat):
-            ready.release()
-            take()
-            took.append(time.perf_counter())
-            arrived.release()
-
-    thread = threading.Thread(target=consume)
-    thread.start()
-    began = []
-    for _ in range(repeat):
-        ready.acquire()
-        time.sleep(0.005)  # the consumer is waiting by then
-        began.append(time.perf_counter())
-        put()
-        arrived.acquire()
-    thread.join()
-    return statistics.median(end - start for start, end in zip(began, took, strict=True))
 
 
 # ---------------------------------------------------------------- the ledger alone
@@ -255,10 +150,6 @@ def growth(outstanding: int) -> tuple[float, float]:
 
 
 # ---------------------------------------------------------------- the whole
-
-
-def median_ratio(ours: list[float], theirs: list[float]) -> float:
-    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -1,0 +1,123 @@
+"""What the data plane's benchmark moves, and how every side of it is timed."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from bare_store import Array
+
+from headrace.contract import Column, Ragged
+from headrace.dataplane import ColumnSchema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """``columns``: of one put. ``schema``: theirs. ``repeat``: puts measured per round."""
+
+    name: str
+    columns: Mapping[str, Column]
+    schema: Mapping[str, ColumnSchema]
+    repeat: int
+    megabytes: bool
+
+    @property
+    def amount(self) -> float:
+        """Rows of a put, or its megabytes."""
+        values = [column.values if isinstance(column, Ragged) else column for column in self.columns.values()]
+        return sum(array.nbytes for array in values) / 1e6 if self.megabytes else len(next(iter(self.columns.values())))
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The same bytes as plain arrays, which the bare store takes."""
+        plain: dict[str, Array] = {}
+        for name, column in self.columns.items():
+            if isinstance(column, Ragged):
+                plain |= {name: column.values, f"{name}_offsets": column.offsets}
+            else:
+                plain[name] = column
+        return plain
+
+
+def workloads() -> list[Workload]:
+    """What ``--only`` chooses from."""
+    rng = np.random.default_rng(0)
+    lengths = rng.lognormal(7, 1, 256).clip(8, 16384).astype(int).tolist()
+    small = {"payload": ColumnSchema("int64", (16,)), "reward": ColumnSchema("float32")}
+    text = {"tokens": ColumnSchema("int32", ragged=True), "logprobs": ColumnSchema("float32", ragged=True)}
+
+    def rows(count: int) -> dict[str, Column]:
+        return {"payload": np.ones((count, 16), np.int64), "reward": np.ones(count, np.float32)}
+
+    def ragged(lengths: list[int]) -> dict[str, Column]:
+        tokens = Ragged.from_arrays([np.arange(length, dtype=np.int32) for length in lengths])
+        return {"tokens": tokens, "logprobs": tokens.like(tokens.values.astype(np.float32))}
+
+    image = {"image": ColumnSchema("uint8", (1 << 20,))}
+    return [
+        Workload(name="single", columns=rows(1), schema=small, repeat=300, megabytes=False),
+        Workload(name="batch", columns=rows(64), schema=small, repeat=100, megabytes=False),
+        Workload(name="ragged", columns=ragged(lengths), schema=text, repeat=10, megabytes=True),
+        Workload(name="text", columns=ragged([2048] * 1024), schema=text, repeat=5, megabytes=True),
+        Workload(
+            name="megabyte",
+            columns={"image": np.ones((128, 1 << 20), np.uint8)},
+            schema=image,
+            repeat=2,
+            megabytes=True,
+        ),
+    ]
+
+
+@dataclass(kw_only=True)
+class Rates:
+    """Per round: rows or MB a second."""
+
+    put: list[float] = field(default_factory=list)
+    get: list[float] = field(default_factory=list)
+
+
+def rate(amount: float, repeat: int, work: Callable[[], object]) -> float:
+    """Of ``work`` done ``repeat`` times."""
+    started = time.perf_counter()
+    for _ in range(repeat):
+        work()
+    return amount * repeat / (time.perf_counter() - started)
+
+
+def memcpy_rate() -> float:
+    """MB a second of one copy of 128 MB into memory that is there."""
+    source, target = np.ones((128, 1 << 20), np.uint8), np.zeros((128, 1 << 20), np.uint8)
+    return rate(source.nbytes / 1e6, 5, lambda: np.copyto(target, source))
+
+
+def latency(put: Callable[[], object], take: Callable[[], object], repeat: int) -> float:
+    """Median seconds from a put to the moment when a consumer that waits in another thread has the row."""
+    arrived, ready, took = threading.Semaphore(0), threading.Semaphore(0), []
+
+    def consume() -> None:
+        for _ in range(repeat):
+            ready.release()
+            take()
+            took.append(time.perf_counter())
+            arrived.release()
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    began = []
+    for _ in range(repeat):
+        ready.acquire()
+        time.sleep(0.005)  # the consumer is waiting by then
+        began.append(time.perf_counter())
+        put()
+        arrived.acquire()
+    thread.join()
+    return statistics.median(end - start for start, end in zip(began, took, strict=True))
+
+
+def median_ratio(ours: list[float], theirs: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
