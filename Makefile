@@ -1,6 +1,7 @@
-# make demo    set up and run the demo job
-# make test    set up and run every check; what CI runs
-# make format  rewrite the code in the house style
+# make demo            set up and run the demo job
+# make test            set up and run every check; what CI runs
+# make format          rewrite the code in the house style
+# make transfer-queue  set up build/transfer-queue, which the data plane's benchmark can compare with
 #
 # A set-up is done once: its stamp in $(VENV) is older than pyproject.toml only after a change of that file.
 
@@ -16,7 +17,7 @@ ROOTS := core adapters plugins
 CODE := $(ROOTS) tests examples .ci
 
 .DEFAULT_GOAL := test
-.PHONY: demo test lint unit wheel format clean
+.PHONY: demo test lint unit wheel format transfer-queue clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/headrace run $(JOB)
@@ -43,6 +44,14 @@ wheel: $(VENV)/.ready-test
 format: $(VENV)/.ready-test
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix $(CODE)
+
+transfer-queue: build/transfer-queue/.ready
+
+build/transfer-queue/.ready:
+	$(PYTHON) -m venv build/transfer-queue
+	build/transfer-queue/bin/python -m $(INSTALL) "$(TORCH)"
+	build/transfer-queue/bin/python -m $(INSTALL) TransferQueue==0.1.11 ray==2.60.0 tensordict==0.15.3
+	touch $@
 
 clean:
 	rm -rf build $(VENV)

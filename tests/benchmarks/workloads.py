@@ -1,15 +1,13 @@
-"""What the data plane's benchmark moves, and how every side of it is timed."""
+"""What the data plane's benchmark moves, and the limit that memory sets."""
 
 from __future__ import annotations
 
-import statistics
-import threading
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from bare_store import Array
+from timing import rate
 
 from headrace.contract import Column, Ragged
 from headrace.dataplane import ColumnSchema
@@ -26,10 +24,15 @@ class Workload:
     megabytes: bool
 
     @property
+    def rows(self) -> int:
+        """Of a put."""
+        return len(next(iter(self.columns.values())))
+
+    @property
     def amount(self) -> float:
         """Rows of a put, or its megabytes."""
         values = [column.values if isinstance(column, Ragged) else column for column in self.columns.values()]
-        return sum(array.nbytes for array in values) / 1e6 if self.megabytes else len(next(iter(self.columns.values())))
+        return sum(array.nbytes for array in values) / 1e6 if self.megabytes else self.rows
 
     @property
     def arrays(self) -> dict[str, Array]:
@@ -73,51 +76,12 @@ def workloads() -> list[Workload]:
     ]
 
 
-@dataclass(kw_only=True)
-class Rates:
-    """Per round: rows or MB a second."""
-
-    put: list[float] = field(default_factory=list)
-    get: list[float] = field(default_factory=list)
-
-
-def rate(amount: float, repeat: int, work: Callable[[], object]) -> float:
-    """Of ``work`` done ``repeat`` times."""
-    started = time.perf_counter()
-    for _ in range(repeat):
-        work()
-    return amount * repeat / (time.perf_counter() - started)
+def waiting() -> Workload:
+    """What a consumer waits for."""
+    return replace(workloads()[0], name="latency", repeat=100)
 
 
 def memcpy_rate() -> float:
     """MB a second of one copy of 128 MB into memory that is there."""
     source, target = np.ones((128, 1 << 20), np.uint8), np.zeros((128, 1 << 20), np.uint8)
     return rate(source.nbytes / 1e6, 5, lambda: np.copyto(target, source))
-
-
-def latency(put: Callable[[], object], take: Callable[[], object], repeat: int) -> float:
-    """Median seconds from a put to the moment when a consumer that waits in another thread has the row."""
-    arrived, ready, took = threading.Semaphore(0), threading.Semaphore(0), []
-
-    def consume() -> None:
-        for _ in range(repeat):
-            ready.release()
-            take()
-            took.append(time.perf_counter())
-            arrived.release()
-
-    thread = threading.Thread(target=consume)
-    thread.start()
-    began = []
-    for _ in range(repeat):
-        ready.acquire()
-        time.sleep(0.005)  # the consumer is waiting by then
-        began.append(time.perf_counter())
-        put()
-        arrived.acquire()
-    thread.join()
-    return statistics.median(end - start for start, end in zip(began, took, strict=True))
-
-
-def median_ratio(ours: list[float], theirs: list[float]) -> float:
-    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))

@@ -1,0 +1,196 @@
+"""Who moves the bytes in the data plane's benchmark: headrace, a bare ZeroMQ store, TransferQueue. One class each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import zmq
+from bare_store import BareClient
+from timing import latency, rate
+from workloads import Workload
+
+from headrace.dataplane import DataPlane, Partition, PartitionSpec
+from headrace.dataplane.serve import serve_ledger, serve_unit
+from headrace.wire import BlockingClient, Keys
+from headrace_storage.memory import MemoryStorage
+
+UNITS = 2
+CONSUMER = "train"
+
+
+class Side(Protocol):
+    """One round at a time."""
+
+    def rates(self, load: Workload) -> dict[str, float]:
+        """``put`` and ``get``: rows or MB a second."""
+        ...
+
+    def latency(self, load: Workload) -> float:
+        """Median seconds from a put to the moment when a consumer that waits has the rows."""
+        ...
+
+
+# ---------------------------------------------------------------- headrace
+
+
+def run_ledger(address: str, keys: Keys | None, reached: Any) -> None:
+    asyncio.run(serve_ledger(address, keys=keys, ready=reached.put))
+
+
+def run_unit(address: str, ledger: str, keys: Keys | None, reached: Any) -> None:
+    asyncio.run(serve_unit(address, MemoryStorage(None), ledger=ledger, keys=keys, ready=reached.put))
+
+
+class Ours:
+    """A data plane by its ledger's address."""
+
+    def __init__(self, ledger: str, keys: Keys | None) -> None:
+        self._ledger, self._keys = ledger, keys
+        self._producer, self._consumer = self._connect(), self._connect()
+        self._partitions: dict[str, Partition] = {}
+
+    def rates(self, load: Workload) -> dict[str, float]:
+        partition = self._partition(load)
+        held: list[Any] = []
+
+        def get() -> None:
+            rows = partition.lease(CONSUMER, load.rows)
+            partition.get(rows)
+            held.append(rows)
+
+        put = rate(load.amount, load.repeat, lambda: partition.put(load.columns))
+        taken = rate(load.amount, load.repeat, get)
+        for rows in held:
+            partition.acknowledge(rows)
+        return {"put": put, "get": taken}
+
+    def latency(self, load: Workload) -> float:
+        producer, consumer = self._partition(load), self._consumer.partition(load.name)
+
+        def take() -> None:
+            consumer.get(consumer.lease(CONSUMER, load.rows))
+
+        return latency(lambda: producer.put(load.columns), take, load.repeat)
+
+    def _connect(self) -> DataPlane:
+        return DataPlane(self._ledger, connect=lambda at: BlockingClient(at, keys=self._keys))
+
+    def _partition(self, load: Workload) -> Partition:
+        if load.name not in self._partitions:
+            spec = PartitionSpec(load.name, dict(load.schema), {CONSUMER: tuple(load.schema)})
+            self._partitions[load.name] = self._producer.create(spec)
+        return self._partitions[load.name]
+
+
+@contextmanager
+def our_plane(folder: Path, *, tcp: bool, keys: Keys | None) -> Iterator[Ours]:
+    """A ledger and storage units in processes of their own."""
+    spawn = multiprocessing.get_context("spawn")
+    reached = spawn.Queue()
+
+    def address(name: str) -> str:
+        return "tcp://127.0.0.1:0" if tcp else f"ipc://{folder}/{name}"
+
+    processes = [spawn.Process(target=run_ledger, args=(address("ledger"), keys, reached), daemon=True)]
+    processes[0].start()
+    ledger = reached.get()
+    for number in range(UNITS):
+        arguments = (address(f"unit-{number}"), ledger, keys, reached)
+        processes.append(spawn.Process(target=run_unit, args=arguments, daemon=True))
+        processes[-1].start()
+        reached.get()
+    try:
+        yield Ours(ledger, keys)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+# ---------------------------------------------------------------- the bare store
+
+
+class Bare:
+    """A store of ``bare_store.py`` by its address."""
+
+    def __init__(self, address: str, keys: list[str]) -> None:
+        self._producer, self._consumer = BareClient(address, keys), BareClient(address, keys)
+
+    def rates(self, load: Workload) -> dict[str, float]:
+        arrays = load.arrays
+        return {
+            "put": rate(load.amount, load.repeat, lambda: self._producer.put(arrays)),
+            "get": rate(load.amount, load.repeat, self._producer.take),
+        }
+
+    def latency(self, load: Workload) -> float:
+        return latency(lambda: self._producer.put(load.arrays), self._consumer.take, load.repeat)
+
+
+@contextmanager
+def bare_store(folder: Path, *, tcp: bool, curve: bool) -> Iterator[Bare]:
+    """A store in a process of its own."""
+    address = "tcp://127.0.0.1:*" if tcp else f"ipc://{folder}/bare"
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    keys = [secret, public] if curve else []
+    script = Path(__file__).with_name("bare_store.py")
+    command = [sys.executable, str(script), address, *keys]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        reached = process.stdout.readline().strip()
+        try:
+            yield Bare(reached, keys)
+        finally:
+            process.kill()
+
+
+# ---------------------------------------------------------------- TransferQueue
+
+
+class TransferQueue:
+    """``transfer_queue_side.py`` in a process, which reads columns from ``folder``."""
+
+    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
+        self._process, self._folder = process, folder
+        self.version: str = self._answer()["version"]
+
+    def rates(self, load: Workload) -> dict[str, float]:
+        return self._round(load)
+
+    def latency(self, load: Workload) -> float:
+        return float(self._round(load)["latency"])
+
+    def _round(self, load: Workload) -> dict[str, Any]:
+        file = self._folder / f"{load.name}.npz"
+        if not file.exists():
+            np.savez(file, **load.arrays)
+        assert self._process.stdin is not None
+        request = {"name": load.name, "repeat": load.repeat, "amount": load.amount}
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self._process.args} ended ({self._process.wait()}); its stderr above says why")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextmanager
+def transfer_queue(python: Path, folder: Path) -> Iterator[TransferQueue]:
+    """TransferQueue and its Ray in processes of that interpreter."""
+    folder.mkdir()
+    command = [str(python), str(Path(__file__).with_name("transfer_queue_side.py")), str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield TransferQueue(process, folder)
