@@ -336,7 +336,7 @@ class Scored(Message, frozen=True, tag=True):
 
 
 class ScorerLost(Message, frozen=True, tag=True):
-    """A scoring process ended by itself; another takes its place."""
+    """A scoring process ended by itself, or gave no score in time and was killed; another takes its place."""
 
     node: str
     """Of its environment worker."""

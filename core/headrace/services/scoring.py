@@ -108,7 +108,7 @@ class ScoringPool:
         """``python``: the workers' interpreter. ``factory``: ``module:function``, called in each worker as
         ``function(context=context, **arguments)``, gives the started environment; ``arguments`` are plain values.
         ``deadline``: seconds for one score. ``log_path``: takes the rewards' output, up to a bound; empty: none.
-        ``lost`` is told of a worker that ended by itself, and why."""
+        ``lost`` is told of a worker that ended by itself or did not answer in time, and why."""
         if workers < 1 or not deadline > 0:
             raise ValueError(f"a scoring pool needs workers >= 1 and deadline > 0, got {workers} and {deadline}")
         self._python = python
@@ -216,7 +216,7 @@ class ScoringPool:
         again: list[_Item] = []
         if ended != "done":
             # Only now: whoever learns of the failure may rely on the worker being gone.
-            code = await self._end(worker)
+            code = await self._end(worker, ended)
             failure = self._failure(ended, code)
             item = items[answered]
             if ended == "lost" and was_killed(code) and not item.tried:
@@ -234,12 +234,12 @@ class ScoringPool:
         except HeadraceError as error:
             return worker, error
 
-    async def _end(self, worker: ScoringProcess) -> int | None:
-        """Kill a worker, and tell of it once when it was lost by itself. Its exit code."""
+    async def _end(self, worker: ScoringProcess, ended: Ended = "lost") -> int | None:
+        """Kill a worker, and tell of it once when it was lost by itself or did not answer. Its exit code."""
         code = await worker.kill()
-        if worker.untold:
+        if worker.untold or ended == "deadline":
             worker.untold = False
-            self._lost(self._failure("lost", code).detail)
+            self._lost(self._failure(ended, code).detail)
         return code
 
     async def _take(self, pace: float) -> list[_Item]:

@@ -274,6 +274,18 @@ async def test_an_episode_whose_worker_was_killed_is_scored_once_more_and_the_lo
     assert len(lost) == 4
 
 
+async def test_the_loss_of_a_worker_that_was_stopped_and_did_not_answer_is_told_once(
+    pool: Pool, task: MakeTask, episode: Episode
+) -> None:
+    lost: list[str] = []
+    scoring = pool(deadline=2.0, lost=lost.append)
+    await scoring.start()
+    with pytest.raises(ScoringFailure, match="no score within 2 s"):
+        await scoring.score(task("import signal; os.kill(os.getpid(), signal.SIGSTOP)"), episode)
+    assert told(await scoring.score(task(), episode)) == 1.0
+    assert lost == ["no score within 2 s ([environment] scoring_deadline)"]
+
+
 @pytest.mark.parametrize("end", ["os._exit(3)", "os.abort()"])
 async def test_an_episode_that_ends_its_worker_by_itself_is_not_scored_again(
     pool: Pool, task: MakeTask, episode: Episode, end: str
