@@ -26,8 +26,9 @@ from headrace.wire import Client, rpc
 HEARTBEAT_SECONDS = 1.0
 LOOKS = 10
 """At the event loop's lateness, per heartbeat: what blocks it for longer than the time between two is seen."""
-CONTROLLER_DEADLINE = 15.0
-"""A controller silent for this long is gone."""
+CONTROLLER_DEADLINE = 60.0
+"""A controller silent for this long is gone. One that was stopped for less finds its nodes alive; of its death most
+launchers' nodes learn from the kernel, at once."""
 
 log = logging.getLogger("headrace.node")
 

@@ -1,6 +1,7 @@
 """Starts nodes, hears their heartbeats, knows when one is gone, and starts it again when it is told to.
 
-A node that sends no heartbeat is taken for hung and killed: it is then lost like one that died. Invariant: when
+A node that sends no heartbeat is taken for hung and killed: it is then lost like one that died. Its silence is counted
+in checks, not by a clock: while this process itself was stopped it could hear nobody. Invariant: when
 :meth:`Supervisor.close` returns, no process it started is alive.
 """
 
@@ -9,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,8 @@ from headrace.wire import Network
 
 START_DEADLINE = 120.0
 """Seconds a node may take to serve; importing an engine can be slow."""
+CHECK_SECONDS = 1.0
+"""Between two checks whether nodes are silent."""
 HEARTBEAT_DEADLINE = 20.0
 STOPPED_DEADLINE = 5.0
 """Seconds of silence of a node whose process is stopped (SIGSTOP): it is not merely slow."""
@@ -55,7 +57,8 @@ class _Node:
     process: NodeProcess
     log_path: Path
     registered: asyncio.Future[str]
-    heard: float = 0.0
+    silence: float = 0.0
+    """Seconds of checks since it was heard of."""
     silent: str = ""
     """Why it was killed, if it was."""
     in_use: bool = False
@@ -174,13 +177,12 @@ class Supervisor:
     def register(self, registration: Registration) -> None:
         """A node serves."""
         if (node := self._by_id(registration.node)) is not None and not node.registered.done():
-            node.heard = time.monotonic()
             node.registered.set_result(registration.address)
 
     def heartbeat(self, beat: Heartbeat) -> None:
         """A node lives."""
         if (node := self._by_id(beat.node)) is not None:
-            node.heard = time.monotonic()
+            node.silence = 0.0
 
     def _by_id(self, process: str) -> _Node | None:
         """None for a process that has been replaced."""
@@ -218,19 +220,19 @@ class Supervisor:
 
     async def _watch_silence(self) -> None:
         while True:
-            await asyncio.sleep(1.0)
-            self.kill_silent(time.monotonic())
+            await asyncio.sleep(CHECK_SECONDS)
+            self.check_silence()
 
-    def kill_silent(self, now: float) -> None:
-        """Kill the nodes that served and have not been heard of since long before ``now``, a monotonic time. One that
-        is still starting has :data:`START_DEADLINE`, and is not asked for heartbeats."""
+    def check_silence(self) -> None:
+        """Kill the nodes that served and have not been heard of for too many checks. One that is still starting has
+        :data:`START_DEADLINE`, and is not asked for heartbeats."""
         for node in self._nodes.values():
-            silence = now - node.heard
-            if not node.registered.done() or node.silent or silence <= STOPPED_DEADLINE:
+            if not node.registered.done() or node.silent:
                 continue
-            stopped = is_stopped(node.process.pid)
-            if stopped or silence > HEARTBEAT_DEADLINE:
-                node.silent = f"sent no heartbeat for {silence:.0f} s{', being stopped,' * stopped} and was killed"
+            node.silence += CHECK_SECONDS
+            stopped = node.silence > STOPPED_DEADLINE and is_stopped(node.process.pid)
+            if stopped or node.silence > HEARTBEAT_DEADLINE:
+                node.silent = f"sent no heartbeat for {node.silence:.0f} s{', being stopped,' * stopped} and was killed"
                 node.process.kill()
 
 
