@@ -61,6 +61,8 @@ class TrainingLoop:
         self._p = parts
         self._keeper = Keeper(parts)
         self.version = 0
+        self.awaits = ""
+        """What the batch under way waits for, to be told to who waits for its end."""
         self._digest = ""
         self._next_group = 0
         self._next_trajectory = 0
@@ -98,12 +100,13 @@ class TrainingLoop:
     async def publish(self, version: int) -> None:
         """Have the trainer publish its weights as ``version``."""
         p = self._p
+        self.awaits = f"the trainer to publish version {version}"
         published = await p.trainer.call(
             "publish",
             PublishCall(version=version, probe=p.fleet.probe),
             reply=Published,
             deadline=WEIGHTS_DEADLINE,
-            awaiting=f"the trainer to publish version {version}",
+            awaiting=self.awaits,
         )
         p.fleet.published(published)
         manifest = published.manifest
@@ -238,6 +241,7 @@ class TrainingLoop:
             flow.retired(version)
             await self._retire(version)
         if state is not None:
+            self.awaits = "the checkpoint"
             await self._keeper.write(state)
             self._unsaved = False
 
@@ -247,6 +251,7 @@ class TrainingLoop:
         p = self._p
         waited = time.monotonic()
         while True:
+            self.awaits = "whole groups for this batch"
             lease = await p.controller.take_batch()
             taken, self._unsaved = time.monotonic(), True
             try:
@@ -257,7 +262,7 @@ class TrainingLoop:
     async def _publish_next(self, flow: Flow) -> float:
         """Publish the next version when the policy allows it. Returns the seconds spent waiting for that."""
         p = self._p
-        blocked = time.monotonic()
+        blocked, self.awaits = time.monotonic(), f"leave to publish version {self.version + 1}"
         await p.controller.publishable()
         blocked = time.monotonic() - blocked
         await self.publish(self.version + 1)
@@ -265,12 +270,13 @@ class TrainingLoop:
         return blocked
 
     async def _train(self, lease: BatchLease) -> TrainReply:
+        self.awaits = f"the trainer to train the batch of version {lease.version}"
         return await self._p.trainer.call(
             "train",
             TrainCall(version=lease.version, rows=list(lease.rows)),
             reply=TrainReply,
             deadline=TRAIN_DEADLINE,
-            awaiting=f"the trainer to train the batch of version {lease.version}",
+            awaiting=self.awaits,
         )
 
     def _count_skips(self, reply: TrainReply) -> None:
@@ -303,6 +309,7 @@ class TrainingLoop:
         if phase.until is None and not last:
             self._spawn(evaluation, f"evaluate version {self.version}")
             return False
+        self.awaits = f"the evaluation of version {self.version}"
         await evaluation
         if phase.until is None:
             return False

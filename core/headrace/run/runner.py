@@ -31,6 +31,8 @@ from headrace.run.plans import evaluation_plan, group_plan, held_out_tasks
 from headrace.run.tasks import require_same
 
 INTERRUPTED = 130
+REMIND_SECONDS = 10.0
+"""Between two words to who interrupted the run and waits for its batch to end."""
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +99,7 @@ async def _until_stopped(run: _Run) -> tuple[str, str]:
     loop = asyncio.get_running_loop()
     asked: list[str] = []
     training: list[TrainingLoop] = []
+    reminders: list[asyncio.Task[None]] = []
     cluster = Cluster(run.job, run.directory, emit=run.journal.emit, notice=run.journal.notice)
     running = asyncio.ensure_future(_run(run, cluster, training.append))
 
@@ -105,6 +108,7 @@ async def _until_stopped(run: _Run) -> tuple[str, str]:
         if training and len(asked) == 1 and training[0].unsaved:
             training[0].stop()
             run.journal.notice("stopping after this batch and a checkpoint; interrupt again to stop at once")
+            reminders.append(asyncio.create_task(_remind(training[0], run.journal), name="reminders"))
         else:
             running.cancel()
 
@@ -117,8 +121,17 @@ async def _until_stopped(run: _Run) -> tuple[str, str]:
             raise
         completed = False
     finally:
+        for reminder in reminders:
+            reminder.cancel()
         await cluster.close()
     return ("completed", "") if completed else ("stopped", asked[0])
+
+
+async def _remind(loop: TrainingLoop, journal: Journal) -> None:
+    """Say now and then what a run that is asked to stop waits for."""
+    while True:
+        await asyncio.sleep(REMIND_SECONDS)
+        journal.notice(f"waiting for {loop.awaits}; interrupt again to stop at once")
 
 
 async def _run(run: _Run, cluster: Cluster, trains: Callable[[TrainingLoop], None]) -> bool:

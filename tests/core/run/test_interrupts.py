@@ -40,6 +40,7 @@ class Loop:
     def __init__(self) -> None:
         self.stopping = False
         self.unsaved = True
+        self.awaits = "the trainer"
         self.batch_ends = asyncio.Event()
 
     def stop(self) -> None:
@@ -93,6 +94,25 @@ async def test_the_first_signal_lets_the_batch_end(monkeypatch: pytest.MonkeyPat
     running.loop.batch_ends.set()
     await turns()
     assert await running.end() == ("stopped", number.name)
+
+
+async def test_until_the_batch_has_ended_it_is_said_again_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "REMIND_SECONDS", 0)
+    running = Running(monkeypatch)
+    await running.trains()
+    assert running.notices == []
+    await running.interrupt()
+    running.loop.awaits = "the checkpoint"
+    await turns()
+    running.loop.batch_ends.set()
+    await turns()
+    said = list(running.notices)
+    assert [said[1], said[-1]] == [
+        "waiting for the trainer; interrupt again to stop at once",
+        "waiting for the checkpoint; interrupt again to stop at once",
+    ]
+    await running.end()
+    assert running.notices == said, "nothing is said of a batch that has ended"
 
 
 async def test_the_second_signal_ends_the_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
