@@ -41,9 +41,10 @@ def objective(progress: Progress) -> tuple[str, str]:
 
 
 def accuracy(evaluation: Evaluation) -> str:
-    """``58% sampled · 66% greedy``."""
+    """``58% sampled · 66% greedy``, or why there is nothing to tell."""
     modes = (("sampled", evaluation.sampled), ("greedy", evaluation.greedy))
-    return " · ".join(f"{value:.0%} {mode}" for mode, value in modes if value is not None)
+    shown = " · ".join(f"{value:.0%} {mode}" for mode, value in modes if value is not None)
+    return shown or f"none could be scored: {_counted(evaluation.failed)}"
 
 
 def staleness(progress: Progress) -> str:
@@ -70,12 +71,14 @@ def groups(progress: Progress) -> str:
     """Where the groups are."""
     parts = [f"{progress.in_flight} in flight", f"{len(progress.buffered)} buffered"]
     if progress.dropped:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(progress.dropped.items()))
-        parts.append(f"dropped: {reasons}")
+        parts.append(f"dropped: {_counted(progress.dropped)}")
     if progress.failed:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(progress.failed.items()))
-        parts.append(f"failed tries: {reasons}")
+        parts.append(f"failed tries: {_counted(progress.failed)}")
     return " · ".join(parts)
+
+
+def _counted(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
 
 
 # ---------------------------------------------------------------- the panel

@@ -33,6 +33,8 @@ class Evaluation:
     version: int
     greedy: float | None
     sampled: float | None
+    failed: Mapping[str, int]
+    """Reason → answers that could not be scored."""
 
 
 class Progress:
@@ -166,7 +168,9 @@ class Progress:
 
     def _evaluated(self, event: Mapping[str, Any]) -> None:
         self.evaluating.discard(event["version"])
-        self.evaluations.append(Evaluation(event["version"], event["greedy_accuracy"], event["sampled_accuracy"]))
+        self.evaluations.append(
+            Evaluation(event["version"], event["greedy_accuracy"], event["sampled_accuracy"], event["failed"])
+        )
         self.evaluations.sort(key=lambda e: e.version)
 
     # ------------------------------------------------------------ what can be asked

@@ -228,7 +228,7 @@ class EvaluationStarted(Event, frozen=True, kw_only=True):
 
 
 class EvaluationFinished(Event, frozen=True, kw_only=True):
-    """Accuracies in 0..1, None for a mode that was not asked for."""
+    """Accuracies in 0..1, None for a mode that was not asked for, or in which no answer could be scored."""
 
     version: int
     """As asked for."""

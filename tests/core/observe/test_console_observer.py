@@ -21,8 +21,7 @@ from headrace.observe.epochs import VoidEvents
 from headrace.observe.events import Resumed
 from headrace.observe.observers import ObserverManager
 from headrace_observers.console import Console
-from headrace_observers.display import ASCII_BLOCKS, clock
-from headrace_observers.progress import Progress, sparkline
+from headrace_observers.progress import Progress
 
 JOB = {"job": {"name": "sort-symbols"}, "phase": [{"name": "warm-up"}, {"name": "reinforce"}]}
 SUMMARY = {
@@ -80,6 +79,19 @@ def test_the_start_says_what_is_being_started_and_when_all_of_it_serves(
     served = [i for i, line in enumerate(lines) if re.fullmatch(r"every node serves after [\d.]+ s", line)]
     assert len(served) == 1
     assert lines[served[0] + 1].startswith("phase warm-up")
+
+
+def test_an_evaluation_of_which_nothing_could_be_scored_says_so_and_why(
+    capsys: pytest.CaptureFixture[str], simulation: Any
+) -> None:
+    evaluated = next(e for e in simulation.events if e["kind"] == "evaluation_finished")
+    manager = managed()
+    manager.run_opened("runs/a", JOB)
+    nothing = {"greedy_accuracy": None, "sampled_accuracy": None, "failed": {"deadline": 3, "KeyError": 61}}
+    manager.event({**evaluated, **nothing})
+    assert not manager.disabled
+    version = evaluated["version"]
+    assert f"] version {version}: held-out none could be scored: 61 KeyError, 3 deadline\n" in capsys.readouterr().out
 
 
 def test_an_existing_model_is_named_at_the_start(capsys: pytest.CaptureFixture[str], simulation: Any) -> None:
@@ -354,38 +366,3 @@ def test_after_a_resume_the_groups_are_counted_as_if_nothing_had_been_void(misha
     for event in rest[1:]:
         progress.event(event)
     assert (progress.in_flight, progress.buffered, progress.step) == (0, set(), 12)
-
-
-def test_staleness_is_of_the_newest_batch(simulation: Any) -> None:
-    progress = Progress(JOB)
-    ticket = {e["group"]: e["version"] for e in simulation.events if e["kind"] == "group_dispatched"}
-    for event in simulation.events:
-        progress.event(event)
-        if event["kind"] == "batch_taken":
-            assert progress.staleness == [event["version"] - ticket[group] for group in event["groups"]]
-
-
-def test_idle_share_is_waiting_over_waiting_and_training_of_the_latest_batches() -> None:
-    progress = Progress(JOB)
-    assert progress.idle_share is None
-    for wait in [*[100.0] * 5, *[1.0] * 20]:
-        progress.event({"kind": "batch_trained", "wait_seconds": wait, "started": 0.0, "finished": 3.0})
-    assert progress.idle_share == 0.25
-
-
-def test_a_metric_that_is_not_finite_counts_as_absent() -> None:
-    progress = Progress(JOB)
-    progress.metrics({"reward/mean": float("nan"), "train/loss": float("inf")})
-    assert (progress.number("reward/mean"), progress.number("train/loss"), progress.rewards) == (None, None, [])
-
-
-def test_a_sparkline_spans_from_the_least_to_the_greatest_mean() -> None:
-    assert sparkline([0, 1, 2, 3], 4, blocks="abcd") == "abcd"
-    assert sparkline([0, 0, 3, 3], 2, blocks="abcd") == "ad"
-    assert sparkline([5, 5], 8, blocks="abcd") == "aa"
-    assert sparkline([], 8, blocks=ASCII_BLOCKS) == ""
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (65.9, "1:05"), (3725, "1:02:05")])
-def test_the_clock_reads_as_a_clock(seconds: float, text: str) -> None:
-    assert clock(seconds) == text
