@@ -1,4 +1,7 @@
-"""One self-contained page about a run: what it learned, how it worked, and whether the audit believes it."""
+"""One self-contained page about a run: what it learned, how it worked, and whether the audit believes it.
+
+Invariant: the page is written whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,14 @@ def write_report(run_dir: str | Path) -> Path:
     result, data = audit_run(run_dir), collect(run_dir)
     page = _page(run_dir, data, result, plotly)
     path = run_dir / REPORT_FILE
+    hidden = run_dir / f".{REPORT_FILE}.partial"
     try:
-        path.write_text(page, encoding="utf-8")
+        hidden.write_text(page, encoding="utf-8")
+        hidden.replace(path)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror}", fix="free disk space or the directory") from error
+    finally:
+        hidden.unlink(missing_ok=True)
     return path
 
 

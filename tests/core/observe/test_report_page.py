@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import sys
@@ -194,6 +195,21 @@ def test_a_page_that_cannot_be_written_is_an_error_with_a_fix(run_dir: Path, no_
     with pytest.raises(RunError, match=r"cannot write .*report.html") as caught:
         write_report(run_dir)
     assert caught.value.fix
+
+
+def test_a_page_that_the_disk_cuts_leaves_the_last_whole_one_and_nothing_else(
+    run_dir: Path, page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str, **_: Any) -> None:
+        path.write_bytes(text[:1000].encode())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    files = set(run_dir.iterdir())
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(RunError, match="No space left on device"):
+        write_report(run_dir)
+    assert (run_dir / "report.html").read_text(encoding="utf-8") == page
+    assert set(run_dir.iterdir()) == files
 
 
 # ---------------------------------------------------------------- what plots are drawn from
