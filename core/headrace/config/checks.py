@@ -1,7 +1,7 @@
 """What must hold before anything starts: plugins, their settings, and what the roles declare about each other.
 
-Nothing is started and no engine is imported: capabilities are declared by classes. Another interpreter is asked once
-whether it can import its plugin.
+Nothing is started and no engine is imported: capabilities are declared by classes. Another interpreter is asked whether
+it can import its plugins, and they whether they could start there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Asks another Python interpreter whether a node could live in it.
+"""Asks another Python interpreter whether a plugin of a node could start in it.
 
 The question is put by running it once, with a deadline; nothing of the job is started.
 """
@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import headrace
+from headrace import errors
 from headrace.errors import ConfigError, HeadraceError, PluginError
 from headrace.registry import PluginSpec
 
@@ -19,38 +21,47 @@ DEADLINE = 60.0
 
 _QUESTION = """
 import json, sys
-role, use, directory = sys.argv[1:]
 import headrace
-from headrace.errors import HeadraceError
-from headrace.registry import load, require
-answer = {"version": headrace.__version__, "message": "", "fix": ""}
+from headrace.errors import ContractError, HeadraceError
+from headrace.registry import load, require, settings_of
+role, use, directory, settings, places = json.load(sys.stdin)
+error = HeadraceError("")
 try:
-    load(role, use, directory=directory)
+    cls = load(role, use, directory=directory)
     require(role, use)
-except HeadraceError as error:
-    answer.update(message=error.message, fix=error.fix)
-print(json.dumps(answer))
+    if places is not None:
+        cls.preflight(settings_of(cls, settings), directory=directory, origin=lambda key: places.get(key, ""))
+except HeadraceError as raised:
+    error = raised
+except Exception as raised:
+    message = f"{role} {use!r}: preflight raised {type(raised).__name__}: {raised}"
+    error = ContractError(message, fix=f"correct {cls.__name__}.preflight")
+answer = {"version": headrace.__version__, "error": type(error).__name__, "message": error.message}
+print(json.dumps({**answer, "origin": error.origin, "fix": error.fix}))
 """
 
 
-def check_interpreter(python: str, spec: PluginSpec, *, origin: str) -> None:
-    """ConfigError when ``python`` cannot be run; PluginError when it lacks headrace or the plugin."""
-    error = _ask(python, spec.role, spec.use, spec.directory, origin)
+def check_interpreter(python: str, spec: PluginSpec, places: Mapping[str, str] | None, *, origin: str) -> None:
+    """ConfigError when ``python`` cannot be run; PluginError when it lacks headrace or the plugin; what the plugin's
+    ``preflight`` raises there. ``places``: where each setting was written, None for settings that are wrong already;
+    ``origin``: where ``python`` was."""
+    question = json.dumps([spec.role, spec.use, spec.directory, spec.settings, places], default=str)
+    error = _ask(python, spec, question, origin)
     if error is not None:
         raise error
 
 
-def _ask(python: str, role: str, use: str, directory: str, origin: str) -> HeadraceError | None:
+def _ask(python: str, spec: PluginSpec, question: str, origin: str) -> HeadraceError | None:
     path = shutil.which(python)
     if path is None:
         what = "is not there" if "/" in python and not Path(python).exists() else "cannot be run"
         fix = "give a path relative to the job file, or the name of a command"
         return ConfigError(f"interpreter {python} {what}", origin=origin, fix=fix)
-    command = [path, "-c", _QUESTION, role, use, directory]
+    command = [path, "-c", _QUESTION]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+        done = subprocess.run(command, input=question, capture_output=True, text=True, timeout=DEADLINE, check=False)
     except subprocess.TimeoutExpired:
-        message = f"interpreter {python} did not answer in {DEADLINE:.0f} s whether it has {role} {use!r}"
+        message = f"interpreter {python} did not answer in {DEADLINE:.0f} s whether it has {spec.role} {spec.use!r}"
         return ConfigError(message, origin=origin, fix="run it by hand and see what it waits for")
     except OSError as error:
         return ConfigError(
@@ -79,5 +90,7 @@ def _judge(python: str, said: str, origin: str) -> HeadraceError | None:
         )
     if answer["message"]:
         fix = answer["fix"].replace("pip install", f"{python} -m pip install", 1)
-        return PluginError(f"interpreter {python}: {answer['message']}", origin=origin, fix=fix)
+        kind = getattr(errors, answer["error"], PluginError)
+        assert issubclass(kind, HeadraceError)
+        return kind(f"interpreter {python}: {answer['message']}", origin=answer["origin"] or origin, fix=fix)
     return None

@@ -152,15 +152,19 @@ class Selections:
         return getattr(getattr(self.job, node, None), "python", None)
 
     def _interpreters(self) -> None:
+        """Ask other interpreters about the plugins that live in them; each once, also when phases share it."""
         job = self.job
-        for table, spec in (
-            ("environment", job.environment.spec),
-            ("rollout", job.rollout.spec),
-            ("trainer", job.phases[0].trainer),
-        ):
-            python = self._interpreter(table)
-            if python is not None:
-                try:
-                    check_interpreter(python, spec, origin=job.origin((table, "python")))
-                except HeadraceError as error:
-                    self.errors.append(error)
+        plugins = [("environment", job.environment.spec, self.environment), ("rollout", job.rollout.spec, self.rollout)]
+        for phase, trainer, algorithm in zip(job.phases, self.trainers, self.algorithms, strict=True):
+            plugins += [("trainer", phase.trainer, trainer), ("trainer", phase.algorithm, algorithm)]
+        asked: list[PluginSpec] = []
+        for node, spec, selected in plugins:
+            python = self._interpreter(node)
+            if python is None or spec in asked:
+                continue
+            asked.append(spec)
+            places = {k: self.origin(selected, k) for k in keys_at(selected.cls.Settings)} if selected else None
+            try:
+                check_interpreter(python, spec, places, origin=job.origin((node, "python")))
+            except HeadraceError as error:
+                self.errors.append(error)

@@ -33,5 +33,6 @@ class Plugin:
     @classmethod
     def preflight(cls, settings: Any, *, directory: str, origin: Callable[[str], str]) -> None:
         """Raise a HeadraceError for what could not work once started: a file that is missing, a name that is unknown.
-        ``headrace check`` asks in its own interpreter, so it must be quick, import no engine and leave nothing behind.
+        ``headrace check`` asks, in the interpreter that the plugin will live in: be quick, import no engine and leave
+        nothing behind.
         ``directory``: the job file's. ``origin(key)``: where that setting was written, for errors."""

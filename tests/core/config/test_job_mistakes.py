@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -186,8 +187,18 @@ def test_impossible_combinations_and_broken_plugins_are_refused(
     assert any(message in error for error in errors), errors
 
 
-def test_a_plugin_of_another_interpreter_is_not_asked_here(errors_of: ErrorsOf) -> None:
-    assert errors_of((':Sums"\nlargest = 9', f':Nervous"\npython = "{sys.executable}"')) == []
+def test_a_plugin_of_another_interpreter_is_asked_there_whether_it_could_start(errors_of: ErrorsOf) -> None:
+    (error,) = errors_of((':Sums"\nlargest = 9', f':Nervous"\npython = "{sys.executable}"'))
+    assert f"interpreter {sys.executable}: environment '{PLUGINS}:Nervous': preflight raised KeyError" in error
+    assert "[environment] python" in error
+    assert "correct Nervous.preflight" in error
+
+
+def test_what_a_plugin_says_of_its_settings_in_another_interpreter_has_their_place(errors_of: ErrorsOf) -> None:
+    jsonl = f'"jsonl"\npython = "{sys.executable}"\npath = "gone.jsonl"\nprompt = "{{q}}"\nanswer = "{{a}}"'
+    (error,) = errors_of((f'"{PLUGINS}:Sums"\nlargest = 9', jsonl))
+    assert f"interpreter {sys.executable}: " in error
+    assert '[environment] path = "gone.jsonl"' in error
 
 
 def test_a_wrong_value_that_every_phase_overrides_is_wrong_all_the_same(
@@ -268,15 +279,12 @@ def test_an_interpreter_with_headrace_and_the_plugin_is_accepted(errors_of: Erro
 
 def test_an_interpreter_is_asked_for_the_plugin(errors_of: ErrorsOf, tmp_path: Path) -> None:
     older = tmp_path / "python"
-    older.write_text('#!/bin/sh\necho \'{"version": "0.0.1", "message": "", "fix": ""}\'\n')
+    older.write_text('#!/bin/sh\necho \'{"version": "0.0.1"}\'\n')
     older.chmod(0o755)
     (error,) = errors_of(("max_new_tokens", 'python = "./python"\nmax_new_tokens'))
     assert "has headrace 0.0.1, this is" in error
-    older.write_text(
-        '#!/bin/sh\necho \'{"version": "VERSION", "message": "no torch", "fix": "pip install t"}\'\n'.replace(
-            "VERSION", headrace.__version__
-        )
-    )
+    answer = {"version": headrace.__version__, "error": "PluginError", "message": "no torch", "origin": ""}
+    older.write_text(f"#!/bin/sh\necho '{json.dumps({**answer, 'fix': 'pip install t'})}'\n")
     (error,) = errors_of(("max_new_tokens", 'python = "./python"\nmax_new_tokens'))
     assert "python: no torch" in error
     assert "python -m pip install t" in error
