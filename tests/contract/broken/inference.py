@@ -40,7 +40,6 @@ class Broken(InferenceEngineContract):
     """Subclasses say which engine."""
 
     Kind: type[FakeInferenceEngine]
-    deadline = 1.0
 
     @pytest.fixture
     def plugin(self) -> InferenceEngine:

@@ -20,7 +20,6 @@ class Broken(LauncherContract):
 
     Kind: type[FakeLauncher] = FakeLauncher
     Handle: type[FakeProcess] = FakeProcess
-    deadline = 1.0
 
     @pytest.fixture
     def plugin(self) -> Launcher:
