@@ -1,13 +1,14 @@
-"""The two kinds of column in memory: one value per row, or one array per row."""
+"""The two kinds of column, one value per row or one array per row, and how they are kept in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
-from headrace.contract import Array, Column, Ragged
+from headrace.contract import Array, Batch, Column, Ragged
+from headrace.errors import ContractError
 
 Kind = tuple[str, np.dtype[Any], tuple[int, ...]]
 """Layout, dtype and shape of one value."""
@@ -49,6 +50,11 @@ class DenseColumn:
         """A copy, in the order of ``rows``. KeyError with the first absent row."""
         chosen: Array = self._values[np.fromiter((self._slots[row] for row in rows), np.int64, len(rows))]
         return chosen
+
+    def value(self, row: int) -> Array:
+        """A view. KeyError for an absent row."""
+        value: Array = self._values[self._slots[row]]
+        return value
 
     def delete(self, rows: Sequence[int]) -> None:
         """Forget these rows; those without a value are skipped."""
@@ -100,6 +106,10 @@ class RaggedColumn:
         arrays = [self._arrays[row] for row in rows]
         return Ragged.from_arrays(arrays) if arrays else Ragged(self._none, np.zeros(1, np.int64))
 
+    def value(self, row: int) -> Array:
+        """KeyError for an absent row."""
+        return self._arrays[row]
+
     def delete(self, rows: Sequence[int]) -> None:
         """Forget these rows; those without a value are skipped."""
         for row in rows:
@@ -114,7 +124,31 @@ def kind_of(column: Column) -> Kind:
     return layout, values.dtype, values.shape[1:]
 
 
+def nbytes_of(column: Column) -> int:
+    """Of all rows."""
+    return int(column.values.nbytes if isinstance(column, Ragged) else column.nbytes)
+
+
 def say(kind: Kind) -> str:
     """For people: ``dense float32 []``."""
     layout, dtype, shape = kind
     return f"{layout} {dtype.name} {list(shape)}"
+
+
+class _Known(Protocol):
+    @property
+    def kind(self) -> Kind: ...
+
+
+def check(batch: Batch, known: Mapping[str, _Known]) -> list[int]:
+    """The rows of what is to be put. ContractError when it names one twice, or a column is not as it is known."""
+    rows: list[int] = batch.rows.tolist()
+    if len(set(rows)) != len(rows):
+        raise ContractError("a put names a row twice", fix="put every row once")
+    for name, column in batch.columns.items():
+        if name in known and known[name].kind != kind_of(column):
+            raise ContractError(
+                f"column {name!r} is {say(known[name].kind)}, a put gave {say(kind_of(column))}",
+                fix="give every row of a column the same dtype and shape",
+            )
+    return rows

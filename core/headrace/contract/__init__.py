@@ -35,7 +35,7 @@ from headrace.contract.metrics import Metric, Reduction, merge_metrics
 from headrace.contract.model import ModelFacts
 from headrace.contract.plugin import CONTRACT_VERSION, NoSettings, Plugin
 from headrace.contract.staleness import FlowView, StalenessPolicy
-from headrace.contract.storage import Storage, StorageStats
+from headrace.contract.storage import Placed, Region, SharedMemory, Storage, StorageStats
 from headrace.contract.training import (
     CURRENT,
     ForwardOutput,
@@ -91,15 +91,18 @@ __all__ = [
     "NoSettings",
     "NodeLaunch",
     "NodeProcess",
+    "Placed",
     "Plugin",
     "Prepared",
     "Ragged",
     "Reduction",
+    "Region",
     "Sampling",
     "SaveKind",
     "Score",
     "Scoring",
     "ScratchModels",
+    "SharedMemory",
     "Snapshots",
     "Split",
     "StalenessPolicy",
