@@ -1,7 +1,7 @@
 """Values in the memory of the storage unit's process.
 
-Invariant: a row pins its own bytes and nothing else. Rows of one message come and go one by one, so nothing
-that was put is kept as a view.
+Invariant: rows pin at most twice their own bytes. Rows of one message come and go one by one, so nothing small that
+was put is kept as a view, and something large only while most of it is there.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from headrace.contract import Batch, Column, Ragged, Storage, StorageStats
-from headrace.errors import ContractError
-from headrace_storage.columns import DenseColumn, RaggedColumn, kind_of, say
+from headrace.contract import Batch, Column, Storage, StorageStats
+from headrace_storage.blocks import MemoryColumn
+from headrace_storage.columns import check, nbytes_of
 
 
 class MemoryStorage(Storage):
@@ -22,22 +22,20 @@ class MemoryStorage(Storage):
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
-        self._columns: dict[str, DenseColumn | RaggedColumn] = {}
+        self._columns: dict[str, MemoryColumn] = {}
         self._rows: set[int] = set()
 
     def put(self, batch: Batch) -> int:
-        rows: list[int] = batch.rows.tolist()
-        if len(set(rows)) != len(rows):
-            raise ContractError("a put names a row twice", fix="put every row once")
-        for name, column in batch.columns.items():
-            self._check(name, column)
+        rows = check(batch, self._columns)
         if not rows or not batch.columns:
             return 0
-        stored = 0
         for name, column in batch.columns.items():
-            stored += self._put(name, rows, column)
+            store = self._columns.get(name)
+            if store is None:
+                store = self._columns[name] = MemoryColumn(column)
+            store.put(rows, column)
         self._rows.update(rows)
-        return stored
+        return sum(map(nbytes_of, batch.columns.values()))
 
     def get(self, rows: Sequence[int], columns: Sequence[str]) -> Batch:
         found: dict[str, Column] = {}
@@ -64,23 +62,3 @@ class MemoryStorage(Storage):
     def close(self) -> None:
         self._columns.clear()
         self._rows.clear()
-
-    def _check(self, name: str, column: Column) -> None:
-        store = self._columns.get(name)
-        if store is not None and store.kind != kind_of(column):
-            raise ContractError(
-                f"column {name!r} is {say(store.kind)}, a put gave {say(kind_of(column))}",
-                fix="give every row of a column the same dtype and shape",
-            )
-
-    def _put(self, name: str, rows: list[int], column: Column) -> int:
-        store = self._columns.get(name)
-        if isinstance(column, Ragged):
-            if not isinstance(store, RaggedColumn):
-                store = self._columns[name] = RaggedColumn(column)
-            store.put(rows, column)
-            return int(column.values.nbytes)
-        if not isinstance(store, DenseColumn):
-            store = self._columns[name] = DenseColumn(column)
-        store.put(rows, column)
-        return int(column.nbytes)

@@ -1,11 +1,11 @@
 """The data plane next to a bare ZeroMQ store, which is the physical limit, and to memcpy.
 
-    python tests/benchmarks/data_plane.py [--json] [--rounds 5] [--tcp] [--curve] [--only single,latency]
+    python tests/benchmarks/data_plane.py [--json] [--rounds 5] [--units 0] [--tcp] [--curve] [--only single,latency]
                                           [--transfer-queue build/transfer-queue/bin/python]
 
-Three processes serve here: the ledger and two storage units; one serves there (``bare_store.py``, which says what it
-leaves out). All sides do the same bytes, in turn, ``--rounds`` times; what counts is the median of the rounds'
-ratios, since the machine's own speed changes meanwhile. Workloads:
+One process serves here, the ledger that is a storage unit too (``--units 2``: and two further units), and one there
+(``bare_store.py``, which says what it leaves out). All sides do the same bytes, in turn, ``--rounds`` times; what
+counts is the median of the rounds' ratios, since the machine's own speed changes meanwhile. Workloads:
 
     single       1 row of 132 bytes: put; lease and get          rows a second
     batch        64 such rows at once                            rows a second
@@ -97,7 +97,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     result: dict[str, Any] = {"rounds": options.rounds, "transport": "tcp" if tcp else "ipc", "curve": options.curve}
     with ExitStack() as stack:
         sides: dict[str, Side] = {
-            "ours": stack.enter_context(our_plane(folder, tcp=tcp, keys=keys)),
+            "ours": stack.enter_context(our_plane(folder, units=options.units, tcp=tcp, keys=keys)),
             "bare": stack.enter_context(bare_store(folder, tcp=tcp, curve=options.curve)),
         }
         if options.transfer_queue:
@@ -128,6 +128,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count")
+    parser.add_argument("--units", type=int, default=0, help="storage units beside the ledger's own")
     parser.add_argument("--tcp", action="store_true", help="over tcp, not ipc")
     parser.add_argument("--curve", action="store_true", help="over tcp, encrypted")
     parser.add_argument("--transfer-queue", type=Path, metavar="PYTHON", help="interpreter that has transfer_queue")

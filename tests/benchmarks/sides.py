@@ -23,7 +23,6 @@ from headrace.dataplane.serve import serve_ledger, serve_unit
 from headrace.wire import BlockingClient, Keys
 from headrace_storage.memory import MemoryStorage
 
-UNITS = 2
 CONSUMER = "train"
 
 
@@ -43,7 +42,7 @@ class Side(Protocol):
 
 
 def run_ledger(address: str, keys: Keys | None, reached: Any) -> None:
-    asyncio.run(serve_ledger(address, keys=keys, ready=reached.put))
+    asyncio.run(serve_ledger(address, MemoryStorage(None), keys=keys, ready=reached.put))
 
 
 def run_unit(address: str, ledger: str, keys: Keys | None, reached: Any) -> None:
@@ -63,9 +62,7 @@ class Ours:
         held: list[Any] = []
 
         def get() -> None:
-            rows = partition.lease(CONSUMER, load.rows)
-            partition.get(rows)
-            held.append(rows)
+            held.append(partition.take(CONSUMER, load.rows)[0])
 
         put = rate(load.amount, load.repeat, lambda: partition.put(load.columns))
         taken = rate(load.amount, load.repeat, get)
@@ -77,7 +74,7 @@ class Ours:
         producer, consumer = self._partition(load), self._consumer.partition(load.name)
 
         def take() -> None:
-            consumer.get(consumer.lease(CONSUMER, load.rows))
+            consumer.take(CONSUMER, load.rows)
 
         return latency(lambda: producer.put(load.columns), take, load.repeat)
 
@@ -92,8 +89,8 @@ class Ours:
 
 
 @contextmanager
-def our_plane(folder: Path, *, tcp: bool, keys: Keys | None) -> Iterator[Ours]:
-    """A ledger and storage units in processes of their own."""
+def our_plane(folder: Path, *, units: int, tcp: bool, keys: Keys | None) -> Iterator[Ours]:
+    """A ledger that is a storage unit too, and further units in processes of their own."""
     spawn = multiprocessing.get_context("spawn")
     reached = spawn.Queue()
 
@@ -103,7 +100,7 @@ def our_plane(folder: Path, *, tcp: bool, keys: Keys | None) -> Iterator[Ours]:
     processes = [spawn.Process(target=run_ledger, args=(address("ledger"), keys, reached), daemon=True)]
     processes[0].start()
     ledger = reached.get()
-    for number in range(UNITS):
+    for number in range(units):
         arguments = (address(f"unit-{number}"), ledger, keys, reached)
         processes.append(spawn.Process(target=run_unit, args=arguments, daemon=True))
         processes[-1].start()

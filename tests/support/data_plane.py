@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from headrace_storage.memory import MemoryStorage
 
 
 class Services:
-    """Runs the ledger and as many units as are asked for."""
+    """Runs the ledger, which is a unit too with ``own``, and as many units as are asked for."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, own: Storage | None = None, capacity: int = 0) -> None:
         self._directory = str(directory)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -26,7 +27,7 @@ class Services:
         self._serving: list[asyncio.Task[None]] = []
         self._planes: list[DataPlane] = []
         self.ledger = ipc_address(self._directory, "ledger")
-        self._serve(lambda ready: serve_ledger(self.ledger, ready=ready))
+        self._serve(lambda ready: serve_ledger(self.ledger, own, capacity=capacity, ready=ready))
 
     def unit(self, *, capacity: int = 0, storage: Storage | None = None) -> None:
         """Another storage unit; it has joined when this returns."""
@@ -69,3 +70,10 @@ class Services:
         for task in reversed(self._serving):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+def soon(condition: Callable[[], bool]) -> None:
+    """Until the condition holds, which a call to another thread tells; fails after 30 s."""
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "it never came true"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from headrace.contract import Array, Ragged
+from headrace.contract import Array, Placed, Ragged, Region
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
@@ -39,20 +39,20 @@ class Described(Message, frozen=True):
 
 
 class Put(Message, frozen=True):
-    """Values to keep. ``rows``: int64, which rows get these columns; empty for new rows, whose ids come back.
+    """Values to keep. ``rows``: int64, which rows get these columns; None for new rows, whose ids come back.
     ``version``: the policy version of new rows."""
 
     partition: str
-    rows: Array
+    rows: Array | None
     columns: dict[str, Array | Ragged]
     version: int
 
 
 class Note(Message, frozen=True):
-    """What a unit is about to keep. ``rows``: empty for ``count`` new ones. ``nbytes``, ``tokens``: int64 [count]."""
+    """What a unit is about to keep. ``rows``: None for ``count`` new ones. ``nbytes``, ``tokens``: int64 [count]."""
 
     partition: str
-    rows: Array
+    rows: Array | None
     count: int
     columns: tuple[str, ...]
     nbytes: Array
@@ -83,7 +83,8 @@ class Fetch(Message, frozen=True):
 
 class LeaseCall(Message, frozen=True):
     """Up to ``groups``, as soon as there are ``at_least``, or DeadlineError after ``wait`` seconds; held for
-    ``seconds``. ``token_budget``, ``min_version``: 0 for none."""
+    ``seconds``. ``token_budget``, ``min_version``: 0 for none. ``columns``: whose values are wanted at once, where
+    the ledger's process has them."""
 
     partition: str
     consumer: str
@@ -93,16 +94,19 @@ class LeaseCall(Message, frozen=True):
     seconds: float
     token_budget: int = 0
     min_version: int = 0
+    columns: tuple[str, ...] = ()
 
 
 class Granted(Message, frozen=True):
-    """``rows``: int64 [n], whole groups, the oldest first. ``units``: int16 [n, columns the consumer reads]."""
+    """``rows``: int64 [3, n]: ids, whole groups, the oldest first; tokens; how often each was leased by this consumer.
+    ``unit``: that has every column the consumer reads of every row; or 0, and ``units``, int16 [n, columns], says who
+    has which. ``values``: those that were wanted at once."""
 
     lease: int
     rows: Array
-    units: Array
-    tokens: Array
-    attempts: Array
+    unit: int
+    units: Array | None = None
+    values: dict[str, Array | Ragged] | None = None
 
 
 class LeaseRef(Message, frozen=True):
@@ -135,3 +139,34 @@ class PartitionStats(Message, frozen=True):
     leases: int
     ready: dict[str, int]
     waiting: dict[str, int]
+
+
+class Reserve(Message, frozen=True):
+    """Shared memory for one put. ``owner``: see :meth:`headrace.contract.SharedMemory.reserve`."""
+
+    nbytes: int
+    owner: str
+
+
+class Reserved(Message, frozen=True):
+    """None: there is no room for it, or not in memory that is shared."""
+
+    region: Region | None
+
+
+class PutPlaced(Message, frozen=True):
+    """As :class:`Put`, of values that lie in a reserved region."""
+
+    partition: str
+    rows: Array
+    region: Region
+    columns: dict[str, Placed]
+    version: int
+
+
+class Found(Message, frozen=True):
+    """The answer to :class:`Fetch` of a unit with shared memory: values of columns that are small, and where those of
+    the others lie."""
+
+    sent: dict[str, Array | Ragged]
+    placed: dict[str, Placed]

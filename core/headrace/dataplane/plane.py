@@ -29,21 +29,21 @@ DEADLINE = 60.0
 LEASE_SECONDS = 60.0
 GRACE = 10.0
 """How much longer than the ledger a consumer waits for what the ledger decides."""
-_NEW = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
-    """On lease. ``rows``: int64 [n], whole groups, the oldest version first; ``tokens``: int32 [n]; ``attempts``: how
-    often each group was leased by this consumer, this time included."""
+    """On lease. ``rows``: int64 [n], whole groups, the oldest version first; ``tokens``: int64 [n]; ``attempts``: int64
+    [n], how often each was leased by this consumer, this time included."""
 
     lease: int
     consumer: str
     rows: Array
     tokens: Array
     attempts: Array
-    units: Array
-    """int16 [n, columns the consumer reads]."""
+    unit: int
+    """That has every column the consumer reads of every row; 0: ``units``, int16 [n, columns], says who has which."""
+    units: Array | None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -102,7 +102,7 @@ class Partition:
         self, columns: Mapping[str, Column], *, rows: Array | None = None, version: int = 0, deadline: float = DEADLINE
     ) -> Noted:
         """:meth:`put` that also says which rows were not wanted: written before, given up, or never there."""
-        put = Put(self._name, _NEW if rows is None else rows, dict(columns), version)
+        put = Put(self._name, rows, dict(columns), version)
         unit = self._unit(self._next_unit())
         try:
             return unit.call("put", put, reply=Noted, deadline=deadline, awaiting="a storage unit to keep rows")
@@ -132,38 +132,65 @@ class Partition:
         deadline: float = DEADLINE,
     ) -> Rows:
         """Up to ``groups`` groups, as soon as there are ``at_least`` (default: all of them), held for ``seconds``."""
-        call = LeaseCall(
-            self._name,
-            consumer,
-            groups,
-            groups if at_least is None else at_least,
-            deadline,
-            seconds,
-            token_budget,
-            min_version,
-        )
+        enough = groups if at_least is None else at_least
+        call = LeaseCall(self._name, consumer, groups, enough, deadline, seconds, token_budget, min_version)
+        rows, _ = self._lease(call)
+        return rows
+
+    def take(
+        self,
+        consumer: str,
+        groups: int,
+        *,
+        columns: Sequence[str] | None = None,
+        at_least: int | None = None,
+        token_budget: int = 0,
+        min_version: int = 0,
+        seconds: float = LEASE_SECONDS,
+        deadline: float = DEADLINE,
+    ) -> tuple[Rows, Batch]:
+        """:meth:`lease` and :meth:`get`; in one word where the values are in the ledger's process. When the values
+        cannot be had the rows are given back, and what :meth:`get` raises is raised."""
+        enough = groups if at_least is None else at_least
+        wanted = tuple(self.spec.consumers.get(consumer, ()) if columns is None else columns)
+        call = LeaseCall(self._name, consumer, groups, enough, deadline, seconds, token_budget, min_version, wanted)
+        rows, batch = self._lease(call)
+        if batch is not None:
+            return rows, batch
+        try:
+            return rows, self.get(rows, wanted, deadline=deadline)
+        except BaseException:  # nobody else could know of the lease; raised again
+            self.release(rows)
+            raise
+
+    def _lease(self, call: LeaseCall) -> tuple[Rows, Batch | None]:
         granted = self._plane.client().call(
-            "lease", call, reply=Granted, deadline=deadline + GRACE, awaiting=f"{call.at_least} groups for {consumer}"
+            "lease",
+            call,
+            reply=Granted,
+            deadline=call.wait + GRACE,
+            awaiting=f"{call.at_least} groups for {call.consumer}",
         )
-        return Rows(
+        ids, tokens, attempts = granted.rows
+        rows = Rows(
             lease=granted.lease,
-            consumer=consumer,
-            rows=granted.rows,
-            tokens=granted.tokens,
-            attempts=granted.attempts,
+            consumer=call.consumer,
+            rows=ids,
+            tokens=tokens,
+            attempts=attempts,
+            unit=granted.unit,
             units=granted.units,
         )
+        return rows, None if granted.values is None else Batch(rows=ids, columns=granted.values)
 
     def get(self, held: Rows, columns: Sequence[str] | None = None, *, deadline: float = DEADLINE) -> Batch:
         """Values of leased rows: ``columns``, by default all that the consumer reads. LostRowsError when a unit has
         lost them."""
         reads = self.spec.consumers[held.consumer]
         wanted = tuple(reads if columns is None else columns)
-        places = [reads.index(column) for column in wanted]
-        units = held.units[:, places]
-        if (units == units[0, 0]).all():
-            return self._fetch(int(units[0, 0]), held.rows, wanted, deadline)
-        return self._gather(held.rows, wanted, units, deadline)
+        if held.units is None:
+            return self._fetch(held.unit, held.rows, wanted, deadline)
+        return self._gather(held.rows, wanted, held.units[:, [reads.index(column) for column in wanted]], deadline)
 
     def _fetch(self, unit: int, rows: Array, columns: tuple[str, ...], deadline: float) -> Batch:
         client, sent = self._ask(unit, rows, columns, deadline)
@@ -233,7 +260,7 @@ class Partition:
     def unit_stats(self, *, deadline: float = DEADLINE) -> list[StorageStats]:
         """Rows and bytes that each unit holds, of all partitions."""
         return [
-            self._unit(number).call("stats", reply=StorageStats, deadline=deadline, awaiting="a unit's figures")
+            self._unit(number).call("unit_stats", reply=StorageStats, deadline=deadline, awaiting="a unit's figures")
             for number, address in enumerate(self._units, 1)
             if address
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -12,8 +12,14 @@ from headrace.contract import Array, Column, Ragged
 from headrace.dataplane.messages import ColumnSchema, PartitionSpec, Put
 from headrace.errors import ContractError
 
-_Kind = tuple[bool, np.dtype[Any], tuple[int, ...]]
-"""Ragged, dtype, shape of one value or entry."""
+
+class _Kind(NamedTuple):
+    ragged: bool
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    """Of one value or entry."""
+    nbytes: int
+    """Of one value or entry."""
 
 
 class Schema:
@@ -21,26 +27,31 @@ class Schema:
 
     def __init__(self, spec: PartitionSpec) -> None:
         self._spec = spec
-        self._kinds: dict[str, _Kind] = {
-            name: (column.ragged, _dtype(name, column.dtype), column.shape) for name, column in spec.columns.items()
-        }
+        self._kinds = {name: _kind_of(name, column) for name, column in spec.columns.items()}
 
     def check(self, put: Put) -> Array:
         """int64 [rows]: the bytes of each. ContractError where a column is not what it should be."""
         if not put.columns:
             raise ContractError("a put without columns", fix=f"the columns are {self._say_all()}")
-        count = len(put.rows) or len(next(iter(put.columns.values())))
-        nbytes = np.zeros(count, dtype=np.int64)
+        count = len(next(iter(put.columns.values())) if put.rows is None else put.rows)
+        dense, ragged = 0, []
         for name, column in put.columns.items():
-            if self._kinds.get(name) != _kind(column):
+            kind = self._kinds.get(name)
+            values = column.values if isinstance(column, Ragged) else column
+            if (
+                kind is None
+                or kind.ragged != (values is not column)
+                or kind.dtype != values.dtype
+                or kind.shape != values.shape[1:]
+            ):
                 raise self._misfit(name, column)
             if len(column) != count:
-                lengths = {name: len(column) for name, column in put.columns.items()}
-                raise ContractError(
-                    f"a put of {count} rows has columns of {lengths} rows", fix="give every row every column"
-                )
-            nbytes += _row_nbytes(column)
-        return nbytes
+                raise _uneven(put, count)
+            if isinstance(column, Ragged):
+                ragged.append(column.lengths * kind.nbytes)
+            else:
+                dense += kind.nbytes
+        return sum(ragged, np.full(count, dense, dtype=np.int64))
 
     def tokens(self, put: Put) -> Array:
         """int64 [rows]: what a put adds to its rows' numbers of tokens."""
@@ -51,7 +62,8 @@ class Schema:
 
     def _misfit(self, name: str, column: Column) -> ContractError:
         known = self._spec.columns.get(name)
-        given = _say(*_kind(column))
+        values = column.values if isinstance(column, Ragged) else column
+        given = _say(isinstance(column, Ragged), values.dtype, values.shape[1:])
         return ContractError(
             f"column {name!r} of partition {self._spec.name!r} "
             + (f"is {_say_column(known)}, a put gave {given}" if known else f"does not exist, a put gave {given}"),
@@ -71,16 +83,14 @@ def _dtype(column: str, name: str) -> np.dtype[Any]:
         ) from None
 
 
-def _kind(column: Column) -> _Kind:
-    if isinstance(column, Ragged):
-        return True, column.values.dtype, column.values.shape[1:]
-    return False, column.dtype, column.shape[1:]
+def _kind_of(name: str, column: ColumnSchema) -> _Kind:
+    dtype = _dtype(name, column.dtype)
+    return _Kind(column.ragged, dtype, column.shape, dtype.itemsize * prod(column.shape))
 
 
-def _row_nbytes(column: Column) -> Array | int:
-    if isinstance(column, Ragged):
-        return column.lengths * (column.values.dtype.itemsize * prod(column.values.shape[1:]))
-    return column.dtype.itemsize * prod(column.shape[1:])
+def _uneven(put: Put, count: int) -> ContractError:
+    lengths = {name: len(column) for name, column in put.columns.items()}
+    return ContractError(f"a put of {count} rows has columns of {lengths} rows", fix="give every row every column")
 
 
 def _say_column(column: ColumnSchema) -> str:

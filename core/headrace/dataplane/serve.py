@@ -1,4 +1,4 @@
-"""A data plane of its own processes: the ledger in one, each storage unit in another."""
+"""A data plane of its own processes: the ledger in one, with or without a unit, and each further unit in another."""
 
 from __future__ import annotations
 
@@ -7,19 +7,34 @@ from collections.abc import Callable
 
 from headrace.contract import Storage
 from headrace.dataplane.ledger import LedgerService
+from headrace.dataplane.links import RemoteLedger
 from headrace.dataplane.unit import UnitService
 from headrace.wire import Client, Keys, Server
 
 
-async def serve_ledger(address: str, *, keys: Keys | None = None, ready: Callable[[str], None] = print) -> None:
-    """Serve until cancelled. ``ready`` is told where."""
+async def serve_ledger(
+    address: str,
+    storage: Storage | None = None,
+    *,
+    capacity: int = 0,
+    keys: Keys | None = None,
+    ready: Callable[[str], None] = print,
+) -> None:
+    """Serve until cancelled. With a ``storage`` the process is a storage unit too: what is kept there costs one word to
+    put and one to lease with its values. ``ready`` is told where."""
     ledger = LedgerService(connect=lambda unit: Client(unit, keys=keys))
-    server = Server(ledger, address=address, keys=keys)
+    unit = None if storage is None else UnitService(storage, ledger=ledger, capacity=capacity)
+    server = Server(*(service for service in (ledger, unit) if service is not None), address=address, keys=keys)
     try:
-        ready(await server.start())
+        reached = await server.start()
+        if unit is not None:
+            ledger.add_own(unit, reached)
+        ready(reached)
         await asyncio.Event().wait()
     finally:
         await server.close()
+        if unit is not None:
+            await unit.close()
         await ledger.close()
 
 
@@ -34,7 +49,7 @@ async def serve_unit(
 ) -> None:
     """Serve until cancelled; join the ledger at ``ledger`` first. RunError when the ledger has given the unit up."""
     client = Client(ledger, keys=keys)
-    unit = UnitService(storage, ledger=client, capacity=capacity)
+    unit = UnitService(storage, ledger=RemoteLedger(client), capacity=capacity)
     server = Server(unit, address=address, keys=keys)
     try:
         reached = await server.start()

@@ -133,25 +133,21 @@ class Stream:
     def _fetch(self, groups: int) -> _Fetched | None:
         self._extend()
         try:
-            rows = self._source.lease(
+            rows, batch = self._source.take(
                 self._consumer,
                 groups,
+                columns=self._columns,
                 at_least=1,
                 token_budget=self._token_budget,
                 min_version=self._min_version,
                 seconds=self._seconds,
                 deadline=_TURN_SECONDS,
             )
-        except DeadlineError:
+        except (DeadlineError, LostRowsError):  # those of the groups that were not lost are ready again
             return None
         with self._lock:
             self._held[rows.lease] = (rows, monotonic() + self._seconds / 2)
-        try:
-            return _Fetched(rows, self._source.get(rows, self._columns))
-        except LostRowsError:  # those of the groups that were not lost are ready again
-            self._forget(rows)
-            self._source.release(rows)
-            return None
+        return _Fetched(rows, batch)
 
     def _hand_over(self, fetched: _Fetched) -> bool:
         while not self._ending.is_set():

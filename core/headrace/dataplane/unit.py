@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.contract import Array, Batch, Storage, StorageStats
+from headrace.dataplane.links import LedgerLink, settled
 from headrace.dataplane.messages import Described, Fetch, Note, Noted, Notes, Put
 from headrace.dataplane.schema import Schema
-from headrace.errors import LostRowsError, RunError
-from headrace.wire import Client, rpc
+from headrace.errors import HeadraceError, LostRowsError, RunError
+from headrace.wire import rpc
 
-LEDGER_DEADLINE = 60.0
 BEAT_SECONDS = 1.0
 
 
@@ -32,7 +32,7 @@ class _Pending(NamedTuple):
 class UnitService:
     """``capacity``: bytes, above which new rows wait; 0 for no bound."""
 
-    def __init__(self, storage: Storage, *, ledger: Client, capacity: int = 0) -> None:
+    def __init__(self, storage: Storage, *, ledger: LedgerLink, capacity: int = 0) -> None:
         self._storage = storage
         self._ledger = ledger
         self._capacity = capacity
@@ -48,9 +48,11 @@ class UnitService:
 
     async def join(self, address: str) -> None:
         """Make the unit known: it is reached at ``address``."""
-        self._number = await self._ledger.call(
-            "join", address, reply=int, deadline=LEDGER_DEADLINE, awaiting="the ledger to take a storage unit"
-        )
+        self.numbered(await settled(self._ledger.join(address)))
+
+    def numbered(self, number: int) -> None:
+        """The ledger knows the unit by this number."""
+        self._number = number
 
     async def stay(self, address: str) -> None:
         """Say every second that the unit is there. Ends with RunError when the ledger has given it up, and with
@@ -66,10 +68,10 @@ class UnitService:
         """Keep values. ContractError, and nothing kept, when they are not what the partition's schema says."""
         schema = self._schemas.get(put.partition)
         if schema is None:
-            return asyncio.ensure_future(self._learn(put))
+            return self._learn(put)
         nbytes = schema.check(put)
         pending = _Pending(put, nbytes, asyncio.get_running_loop().create_future())
-        if not len(put.rows) and not self._has_room(int(nbytes.sum())):
+        if put.rows is None and not self._has_room(int(nbytes.sum())):
             self._full.append(pending)
         else:
             self._note(pending)
@@ -85,16 +87,16 @@ class UnitService:
             )
         return not self._full and self._nbytes + nbytes <= self._capacity
 
-    async def _learn(self, put: Put) -> Noted:
+    def _learn(self, put: Put) -> Any:
         """The first of a partition: ask for its schema."""
-        described = await self._ledger.call(
-            "describe",
-            put.partition,
-            reply=Described,
-            deadline=LEDGER_DEADLINE,
-            awaiting="the schema of a partition",
-        )
+        described = self._ledger.describe(put.partition)
+        if isinstance(described, asyncio.Future):
+            return asyncio.ensure_future(self._learn_later(put, described))
         self._schemas[put.partition] = Schema(described.spec)
+        return self.put(put)
+
+    async def _learn_later(self, put: Put, described: asyncio.Future[Described]) -> Noted:
+        self._schemas[put.partition] = Schema((await described).spec)
         answer: Noted = await self.put(put)
         return answer
 
@@ -105,13 +107,18 @@ class UnitService:
             self._tell()
 
     def _tell(self) -> None:
-        """One word at a time: what comes in while the ledger is busy goes into the next."""
+        """One word at a time: what comes in while a ledger elsewhere is busy goes into the next."""
         noting, self._noting = self._noting, []
-        notes = Notes(self._number, [self._note_of(pending) for pending in noting])
-        self._told = self._ledger.submit(
-            "note", notes, reply=list[Noted], deadline=LEDGER_DEADLINE, awaiting="the ledger to take rows"
-        )
-        self._told.add_done_callback(lambda done: self._heard(done, noting))
+        try:
+            noted = self._ledger.note(Notes(self._number, [self._note_of(pending) for pending in noting]))
+        except HeadraceError as error:
+            self._refused(noting, error)
+            return
+        if isinstance(noted, asyncio.Future):
+            self._told = noted
+            noted.add_done_callback(lambda done: self._heard(done, noting))
+        else:
+            self._keep_all(noting, noted)
 
     def _note_of(self, pending: _Pending) -> Note:
         put = pending.put
@@ -126,12 +133,20 @@ class UnitService:
             self._tell()
         error = RunError("the unit was closed") if call.cancelled() else call.exception()
         if error is not None:
-            for pending in noting:
-                self._nbytes -= int(pending.nbytes.sum())
-                _fail(pending.answer, error)
-            return
-        for pending, noted in zip(noting, call.result(), strict=True):
-            self._keep(pending, noted)
+            self._refused(noting, error)
+        else:
+            self._keep_all(noting, call.result())
+
+    def _refused(self, noting: list[_Pending], error: BaseException) -> None:
+        for pending in noting:
+            self._nbytes -= int(pending.nbytes.sum())
+            _fail(pending.answer, error)
+
+    def _keep_all(self, noting: list[_Pending], noted: list[Noted]) -> None:
+        for pending, answer in zip(noting, noted, strict=True):
+            self._keep(pending, answer)
+        for partition in {pending.put.partition for pending in noting}:
+            self._ledger.kept(partition)
 
     def _keep(self, pending: _Pending, noted: Noted) -> None:
         batch = Batch(rows=noted.rows, columns=pending.put.columns)
@@ -149,23 +164,27 @@ class UnitService:
 
     # ------------------------------------------------------------ consumers
 
+    def read(self, rows: Array, columns: tuple[str, ...]) -> Batch:
+        """What the unit keeps. LostRowsError when it does not keep all of it."""
+        try:
+            return self._storage.get(rows.tolist(), columns)
+        except KeyError as error:
+            raise LostRowsError(f"a storage unit has not all of the rows it was asked for: {error.args[0]}") from error
+
     @rpc
     def get(self, fetch: Fetch) -> Any:
         """Read."""
         try:
-            return self._storage.get(fetch.rows.tolist(), fetch.columns)
-        except KeyError as error:
-            if self._told is not None:
-                return asyncio.ensure_future(self._get_later(fetch, self._told))
-            raise _lost(error) from error
+            return self.read(fetch.rows, fetch.columns)
+        except LostRowsError:
+            if self._told is None:
+                raise
+            return asyncio.ensure_future(self._get_later(fetch, self._told))
 
     async def _get_later(self, fetch: Fetch, told: asyncio.Future[list[Noted]]) -> Batch:
         """The ledger may have offered rows whose acceptance is still on its way here."""
         await asyncio.wait([told])  # by then it was heard, whose callback is the older one, and its values are kept
-        try:
-            return self._storage.get(fetch.rows.tolist(), fetch.columns)
-        except KeyError as error:
-            raise _lost(error) from error
+        return self.read(fetch.rows, fetch.columns)
 
     @rpc
     def delete(self, rows: Array) -> None:
@@ -179,7 +198,7 @@ class UnitService:
                     self._note(pending)
 
     @rpc
-    def stats(self, request: None) -> StorageStats:
+    def unit_stats(self, request: None) -> StorageStats:
         """Rows and bytes held."""
         return self._storage.stats()
 
@@ -188,10 +207,6 @@ class UnitService:
         for pending in self._full:
             _fail(pending.answer, RunError("the storage unit was closed while a put waited for room"))
         self._storage.close()
-
-
-def _lost(error: KeyError) -> LostRowsError:
-    return LostRowsError(f"a storage unit has not all of the rows it was asked for: {error.args[0]}")
 
 
 def _fail(answer: asyncio.Future[Noted], error: BaseException) -> None:

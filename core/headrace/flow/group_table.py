@@ -75,7 +75,7 @@ class GroupTable:
         return first
 
     def _begin(self, first: int, count: int, version: int) -> None:
-        slots = self._groups.slots(np.arange(first, first + count))
+        slots = self._groups.slice(first, count)
         self._groups.column("opened")[slots] = version
         self._groups.column("oldest")[slots] = _NO_VERSION
         self._groups.column("open")[slots] = True
@@ -151,7 +151,10 @@ class GroupTable:
         return outcome
 
     def _mask(self, columns: Collection[str]) -> int:
-        return sum(self._bits[column] for column in set(columns))
+        mask = 0
+        for column in columns:
+            mask |= self._bits[column]
+        return mask
 
     def _places(self, columns: Collection[str]) -> list[int]:
         return [self._bits[column].bit_length() - 1 for column in columns]

@@ -105,6 +105,38 @@ class Ledger(GroupTable):
 
     # ------------------------------------------------------------ rows
 
+    def insert(
+        self,
+        groups: int,
+        version: int,
+        columns: Collection[str],
+        *,
+        nbytes: Array | int,
+        tokens: Array | int = 0,
+        unit: int = 0,
+    ) -> int:
+        """Groups with consecutive new ids, whose rows get columns at once: :meth:`open_many` and :meth:`write` in one,
+        for a fraction of their cost. Returns the first."""
+        first, added = self.open_many(groups, version), self._mask(columns)
+        slots, shape = self._groups.slice(first, groups), (groups, self.group_size)
+        column = self._groups.column
+        column("oldest")[slots] = version
+        column("written")[slots] = added
+        column("tokens")[slots] = tokens.reshape(shape) if isinstance(tokens, np.ndarray) else tokens
+        column("nbytes")[slots] = nbytes.reshape(shape) if isinstance(nbytes, np.ndarray) else nbytes
+        if added == self._all:
+            column("units")[slots] = unit
+        else:
+            column("units")[slots, :, self._places(columns)] = unit
+        self.buffered += groups * self.group_size
+        self.nbytes += int(nbytes.sum()) if isinstance(nbytes, np.ndarray) else nbytes * groups * self.group_size
+        for consumer in self._consumers.values():
+            if consumer.reads & added == consumer.reads:
+                column("complete")[slots, consumer.index] = self.group_size
+                column("state")[slots, consumer.index] = _READY
+                consumer.ready.add_of(version, np.arange(first, first + groups))
+        return first
+
     def write(
         self,
         rows: Array,

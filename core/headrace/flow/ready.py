@@ -29,28 +29,38 @@ class Ring:
     def append(self, items: Array) -> None:
         """Add at the back."""
         self._fit(self._length + len(items))
-        self._items[self._places(self._start + self._length, len(items))] = items
+        self._write((self._start + self._length) % len(self._items), items)
         self._length += len(items)
 
     def prepend(self, items: Array) -> None:
         """Add at the front, ``items[0]`` foremost."""
         self._fit(self._length + len(items))
         self._start = (self._start - len(items)) % len(self._items)
-        self._items[self._places(self._start, len(items))] = items
+        self._write(self._start, items)
         self._length += len(items)
 
     def take(self, count: int) -> Array:
         """Remove up to ``count`` from the front."""
         count = min(count, self._length)
-        taken: Array = self._items[self._places(self._start, count)]
+        taken = self._read(count)
         self._start = (self._start + count) % len(self._items)
         self._length -= count
         if len(self._items) > _FEWEST and 4 * self._length <= len(self._items):
             self._move(max(_FEWEST, len(self._items) // 2))
         return taken
 
-    def _places(self, start: int, count: int) -> Array:
-        return np.arange(start, start + count) % len(self._items)
+    def _write(self, start: int, items: Array) -> None:
+        before_end = len(self._items) - start
+        self._items[start : start + len(items)] = items[:before_end]
+        if len(items) > before_end:
+            self._items[: len(items) - before_end] = items[before_end:]
+
+    def _read(self, count: int) -> Array:
+        """A copy of the first ``count``."""
+        first = self._items[self._start : self._start + count]
+        if len(first) == count:
+            return first.copy()
+        return np.concatenate([first, self._items[: count - len(first)]])
 
     def _fit(self, length: int) -> None:
         if length > len(self._items):
@@ -58,7 +68,7 @@ class Ring:
 
     def _move(self, capacity: int) -> None:
         items = np.empty(capacity, dtype=np.int64)
-        items[: self._length] = self._items[self._places(self._start, self._length)]
+        items[: self._length] = self._read(self._length)
         self._items, self._start = items, 0
 
 
@@ -87,13 +97,17 @@ class ReadyGroups:
     def add(self, groups: Array, versions: Array, *, again: bool = False) -> None:
         """These became ready. ``again``: they were taken and come back, to the front."""
         for version, members in _by_version(groups, versions):
-            ring = self._rings.get(version)
-            if ring is None:
-                ring = self._rings[version] = Ring()
-                self._counts[version] = 0
-                insort(self._versions, version)
-            (ring.prepend if again else ring.append)(members)
-            self._change(version, len(members))
+            self.add_of(version, members, again=again)
+
+    def add_of(self, version: int, groups: Array, *, again: bool = False) -> None:
+        """:meth:`add` of groups of one version."""
+        ring = self._rings.get(version)
+        if ring is None:
+            ring = self._rings[version] = Ring()
+            self._counts[version] = 0
+            insort(self._versions, version)
+        (ring.prepend if again else ring.append)(groups)
+        self._change(version, len(groups))
 
     def discard(self, version: int) -> None:
         """One group of ``version`` is not ready any more."""
@@ -102,15 +116,20 @@ class ReadyGroups:
     def take(self, count: int, *, min_version: int | None = None) -> Array:
         """Up to ``count`` groups leave, int64."""
         found: list[Array] = []
-        for version in list(self._from(min_version)):
+        for version in self._from(min_version):
             while count and version in self._rings:
-                taken = self._rings[version].take(count)
-                taken = taken[self._is_ready(taken)]
+                ring = self._rings[version]
+                whole = len(ring) == self._counts[version]
+                taken = ring.take(count)
+                if not whole:  # some were dropped
+                    taken = taken[self._is_ready(taken)]
                 found.append(taken)
                 count -= len(taken)
                 self._change(version, -len(taken))
             if not count:
                 break
+        if len(found) == 1:
+            return found[0]
         return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
 
     def _from(self, min_version: int | None) -> list[int]:

@@ -54,6 +54,10 @@ class Table:
         """Where in :meth:`column` records are, until the next :meth:`append`."""
         return records - self.base
 
+    def slice(self, first: int, count: int) -> slice:
+        """The same of ``count`` consecutive records."""
+        return slice(first - self.base, first - self.base + count)
+
     def column(self, name: str) -> Array:
         """All values of a column, by slot."""
         return self._columns[name]

@@ -1,4 +1,4 @@
-"""Serves the rpc methods of an object: a call is a task of the loop, unless it can be answered at once.
+"""Serves the rpc methods of objects: a call is a task of the loop, unless it can be answered at once.
 
 Invariants: a message that is not a valid call never ends the server, it is counted in ``refused``; no handler
 outlives its caller's deadline, nor the server.
@@ -41,10 +41,10 @@ class Server:
     """``refused`` counts messages and peers turned away, by reason."""
 
     def __init__(
-        self, service: object, *, address: str, keys: Keys | None = None, limits: Limits = DEFAULT_LIMITS
+        self, *services: object, address: str, keys: Keys | None = None, limits: Limits = DEFAULT_LIMITS
     ) -> None:
         self.refused: Counter[str] = Counter()
-        self._methods = methods_of(service)
+        self._methods = {name: method for service in services for name, method in methods_of(service).items()}
         self._address = address
         self._keys = keys
         self._limits = limits
@@ -125,10 +125,12 @@ class Server:
     def _answer(self, key: tuple[bytes, int], method: Method, request: Any, seconds: float) -> None:
         with self._failing(key, method):
             answer = method.call(request)
-            if isinstance(answer, asyncio.Future):
-                self._promise(key, method, answer, seconds)
-            else:
+            if not isinstance(answer, asyncio.Future):
                 self._reply(key, answer)
+            elif answer.done():
+                self._reply(key, answer.result())
+            else:
+                self._promise(key, method, answer, seconds)
 
     def _promise(self, key: tuple[bytes, int], method: Method, answer: asyncio.Future[Any], seconds: float) -> None:
         timer = asyncio.get_running_loop().call_later(seconds, answer.cancel)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
 import numpy as np
@@ -14,7 +12,7 @@ import pytest
 from headrace.contract import Array, Ragged
 from headrace.dataplane import ColumnSchema, DataPlane, Partition, PartitionSpec, Rows
 from headrace.errors import ContractError, DeadlineError, LostRowsError, RunError
-from support.data_plane import Services
+from support.data_plane import Services, soon
 
 COLUMNS = {
     "tokens": ColumnSchema("int32", ragged=True),
@@ -109,13 +107,6 @@ def lease_alone(services: Services, consumer: str, groups: int) -> Rows:
 
 def until_waiting(partition: Partition, consumer: str, count: int) -> None:
     soon(lambda: partition.stats().waiting[consumer] == count)
-
-
-def soon(condition: Callable[[], bool]) -> None:
-    """Until the condition holds, which a call to another thread tells; fails after 30 s."""
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
 
 
 def test_consumers_do_not_see_each_other_and_rows_leave_with_the_last(partition: Partition) -> None:
@@ -311,7 +302,7 @@ def test_every_consumer_gets_every_row_exactly_once_however_many_share_the_work(
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Units are missed soon."""
     monkeypatch.setattr("headrace.dataplane.unit.BEAT_SECONDS", 0.02)
-    monkeypatch.setattr("headrace.dataplane.ledger.SILENT_SECONDS", 0.5)
+    monkeypatch.setattr("headrace.dataplane.units.SILENT_SECONDS", 0.5)
     monkeypatch.setattr("headrace.dataplane.ledger.WATCH_SECONDS", 0.02)
 
 

@@ -1,0 +1,84 @@
+"""The ledger as a unit sees it, and a unit as the ledger does: in the same process or in another one.
+
+What a method returns is the answer, or a promise of it from another process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol, TypeVar
+
+from headrace.contract import Array
+from headrace.dataplane.messages import Described, Noted, Notes
+from headrace.wire import Client
+
+T = TypeVar("T")
+
+DEADLINE = 60.0
+
+
+class LedgerLink(Protocol):
+    """What a unit needs of the ledger."""
+
+    def join(self, address: str, /) -> int | asyncio.Future[int]:
+        """The number of the unit that is reached there."""
+
+    def describe(self, partition: str, /) -> Described | asyncio.Future[Described]:
+        """What a partition's columns are."""
+
+    def note(self, notes: Notes, /) -> list[Noted] | asyncio.Future[list[Noted]]:
+        """Tell of rows that are about to be kept."""
+
+    def kept(self, partition: str, /) -> None:
+        """They are kept."""
+
+
+class UnitLink(Protocol):
+    """What the ledger needs of a unit."""
+
+    def delete(self, rows: Array, /) -> asyncio.Future[None] | None:
+        """Free rows."""
+
+
+class RemoteLedger:
+    """In another process."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def join(self, address: str) -> asyncio.Future[int]:
+        return self._client.submit(
+            "join", address, reply=int, deadline=DEADLINE, awaiting="the ledger to take a storage unit"
+        )
+
+    def describe(self, partition: str) -> asyncio.Future[Described]:
+        return self._client.submit(
+            "describe", partition, reply=Described, deadline=DEADLINE, awaiting="the schema of a partition"
+        )
+
+    def note(self, notes: Notes) -> asyncio.Future[list[Noted]]:
+        return self._client.submit(
+            "note", notes, reply=list[Noted], deadline=DEADLINE, awaiting="the ledger to take rows"
+        )
+
+    def kept(self, partition: str) -> None:
+        """It has offered them when it was told: by the time a consumer asks for them, they are here."""
+
+
+class RemoteUnit:
+    """In another process."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def delete(self, rows: Array) -> asyncio.Future[None]:
+        return self._client.submit("delete", rows, deadline=DEADLINE, awaiting="a storage unit to free rows")
+
+    async def close(self) -> None:
+        """Pending calls fail."""
+        await self._client.close()
+
+
+async def settled(answer: T | asyncio.Future[T]) -> T:
+    """The answer, from wherever it comes."""
+    return await answer if isinstance(answer, asyncio.Future) else answer

@@ -1,0 +1,150 @@
+"""One partition at the ledger: its rows, and the calls of its consumers that wait."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from time import monotonic
+
+import numpy as np
+
+from headrace.dataplane.messages import Granted, LeaseCall, Note, Noted, PartitionSpec
+from headrace.errors import ContractError, DeadlineError
+from headrace.flow.ledger import Ledger
+
+_ALL_KEPT = np.empty(0, dtype=np.int8)
+
+
+class Waiting:
+    """Calls of one consumer, smallest first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, LeaseCall, asyncio.Future[Granted]]] = []
+        self._order = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, call: LeaseCall) -> asyncio.Future[Granted]:
+        future: asyncio.Future[Granted] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._heap, (call.at_least, self._order, call, future))
+        self._order += 1
+        timer = asyncio.get_running_loop().call_later(call.wait, _give_up, future, call)
+        future.add_done_callback(lambda _: timer.cancel())
+        return future
+
+    def serve(self, grant: Callable[[LeaseCall], Granted | None]) -> None:
+        """Answer those that can be."""
+        while self._heap:
+            _, _, call, future = self._heap[0]
+            if not future.done():
+                granted = grant(call)
+                if granted is None:
+                    return
+                future.set_result(granted)
+            heapq.heappop(self._heap)
+
+
+class PartitionLedger:
+    """One table. Row ids begin at ``first``, which no other partition's reach."""
+
+    def __init__(self, spec: PartitionSpec, first: int) -> None:
+        self.spec = spec
+        self.ledger = Ledger(
+            group_size=spec.group_size,
+            columns=tuple(spec.columns),
+            consumers=spec.consumers,
+            first_group=first // spec.group_size + 1,
+        )
+        all_places = {name: place for place, name in enumerate(spec.columns)}
+        self._reads = {name: [all_places[column] for column in reads] for name, reads in spec.consumers.items()}
+        self.waiting = {name: Waiting() for name in spec.consumers}
+        self._lost: list[int] = []
+        self._told_lost: asyncio.Future[list[int]] | None = None
+
+    def check(self, call: LeaseCall) -> None:
+        """ContractError for a consumer or a column that there is not."""
+        reads = self.spec.consumers.get(call.consumer)
+        if reads is None:
+            raise ContractError(
+                f"partition {self.spec.name!r} has no consumer {call.consumer!r}",
+                fix=f"its consumers are {', '.join(self.spec.consumers)}",
+            )
+        for column in call.columns:
+            if column not in reads:
+                raise ContractError(
+                    f"consumer {call.consumer!r} of partition {self.spec.name!r} asks for {column!r}",
+                    fix=f"it reads {', '.join(reads)}",
+                )
+
+    def lose(self, unit: int) -> None:
+        """A unit is gone with its values."""
+        self._lost += self.ledger.lose(unit).tolist()
+        if self._lost and self._told_lost is not None and not self._told_lost.done():
+            self._told_lost.set_result(self._take_lost())
+
+    def lost(self, wait: float) -> list[int] | asyncio.Future[list[int]]:
+        """Groups lost since the last call; a promise of at most ``wait`` seconds where there are none."""
+        if self._lost:
+            return self._take_lost()
+        promise = self._told_lost = asyncio.get_running_loop().create_future()
+        timer = asyncio.get_running_loop().call_later(wait, _nothing, promise)
+        promise.add_done_callback(lambda _: timer.cancel())
+        return promise
+
+    def _take_lost(self) -> list[int]:
+        lost, self._lost = self._lost, []
+        return lost
+
+    def note(self, note: Note, unit: int) -> Noted:
+        """What a unit is about to keep; new rows get their ids."""
+        if note.rows is not None:
+            outcome = self.ledger.write(note.rows, note.columns, nbytes=note.nbytes, tokens=note.tokens, unit=unit)
+            return Noted(note.rows, outcome if outcome.any() else _ALL_KEPT)
+        size = self.spec.group_size
+        groups, over = divmod(note.count, size)
+        if over:
+            raise ContractError(
+                f"{note.count} new rows are no whole groups of {size}", fix="put the rows of a group together"
+            )
+        first = size * self.ledger.insert(
+            groups, note.version, note.columns, nbytes=note.nbytes, tokens=note.tokens, unit=unit
+        )
+        return Noted(np.arange(first, first + note.count), _ALL_KEPT)
+
+    def grant(self, call: LeaseCall) -> Granted | None:
+        """A lease, if there is enough."""
+        ledger = self.ledger
+        lease = ledger.lease(
+            call.consumer,
+            call.groups,
+            deadline=monotonic() + call.seconds,
+            at_least=call.at_least,
+            token_budget=call.token_budget or None,
+            min_version=call.min_version or None,
+        )
+        if lease is None:
+            return None
+        rows = ledger.rows_of(lease.groups)
+        table = np.empty((3, len(rows)), dtype=np.int64)
+        table[0], table[1] = rows, ledger.tokens_of(rows)
+        table[2] = (
+            np.repeat(ledger.attempts(lease), ledger.group_size) if ledger.group_size > 1 else ledger.attempts(lease)
+        )
+        units = ledger.units_of(rows)[:, self._reads[call.consumer]]
+        unit = int(units[0, 0])
+        if (units == unit).all():
+            return Granted(lease.lease, table, unit)
+        return Granted(lease.lease, table, 0, units)
+
+
+def _give_up(future: asyncio.Future[Granted], call: LeaseCall) -> None:
+    if not future.done():
+        what = f"{call.at_least} groups of partition {call.partition!r} for {call.consumer}"
+        future.set_exception(DeadlineError(f"there were no {what} within {call.wait:g} s"))
+
+
+def _nothing(promise: asyncio.Future[list[int]]) -> None:
+    if not promise.done():
+        promise.set_result([])
