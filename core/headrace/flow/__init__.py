@@ -3,7 +3,8 @@
 Sans-IO state machines: no clock, socket, thread or engine. The same code drives the real run, the property tests and
 the simulator. Open :mod:`headrace.flow.flow` first; below it, `versions` (what is live), `ledger` (what is stored and
 leased), `admission` (the staleness policy), `dispatch` (trajectories → instances) with `fleet` (who hosts and runs
-what) and `switching` (who loads what), `batching` (how a batch is made up and cut).
+what) and `switching` (who loads what), `batching` (how a batch is made up and cut); beside it `stages` (what is done
+to rows, with which columns).
 """
 
 from headrace.flow.flow import Flow

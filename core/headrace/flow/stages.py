@@ -1,0 +1,84 @@
+"""What is done to a phase's rows, as a graph: its stages, and which columns each reads and writes.
+
+It follows from what the phase's algorithm declares, and from nothing else. Invariant: every column has one writer, and
+a stage reads only what stages before it wrote, so that the graph has no cycle whatever is declared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.contract import AlgorithmNeeds
+from headrace.contract.columns import (
+    ADVANTAGES,
+    BEHAVIOUR_LOGPROBS,
+    DENOMINATOR,
+    GROUP,
+    LOSS_MASK,
+    LOSS_WEIGHTS,
+    PROXIMAL_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    REWARD,
+    TOKENS,
+    TRAINED,
+    TRUNCATED,
+    VERSION,
+)
+
+GENERATE = "generate"
+DEMONSTRATE = "demonstrate"
+SCORE = "score"
+REFERENCE = "reference"
+ADVANTAGE = "advantage"
+PROXIMAL = "proximal"
+TRAIN = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One task on rows. ``reads`` and ``writes``: names of columns, see :mod:`headrace.contract.columns`."""
+
+    name: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Flowing:
+    """Columns that go from the stage that writes them to one that reads them."""
+
+    source: str
+    target: str
+    columns: tuple[str, ...]
+
+
+def stages_of(needs: AlgorithmNeeds) -> tuple[Stage, ...]:
+    """The stages of a phase, each after those it reads from; the last is ``train``, which reads every column.
+
+    ``generate`` (``demonstrate`` where nothing is rolled out) makes the rows. ``reference`` needs their tokens alone,
+    so that it can work while others of the group are still generated. ``proximal`` runs with the weights of the moment,
+    in the trainer, on rows that the advantage stage found to have a gradient. ``advantages`` are written where rewards
+    are compared; an algorithm whose loss reads none writes zeros.
+    """
+    behaviour = (BEHAVIOUR_LOGPROBS,) if needs.behaviour_logprobs else ()
+    made = (TOKENS, LOSS_MASK, *behaviour, GROUP, VERSION, TRUNCATED)
+    advantages = (ADVANTAGES,) if needs.rollout else ()
+    prepared = (LOSS_WEIGHTS, DENOMINATOR, *advantages, TRAINED)
+    before = [
+        Stage(GENERATE if needs.rollout else DEMONSTRATE, (), made),
+        Stage(SCORE, (TOKENS, LOSS_MASK, TRUNCATED), (REWARD,)),
+        *([Stage(REFERENCE, (TOKENS, LOSS_MASK), (REFERENCE_LOGPROBS,))] if needs.reference_logprobs else []),
+        Stage(ADVANTAGE, (*made, REWARD), prepared),
+        *([Stage(PROXIMAL, (TOKENS, LOSS_MASK, TRAINED), (PROXIMAL_LOGPROBS,))] if needs.proximal_logprobs else []),
+    ]
+    return (*before, Stage(TRAIN, tuple(column for stage in before for column in stage.writes), ()))
+
+
+def flowing(stages: tuple[Stage, ...]) -> tuple[Flowing, ...]:
+    """The edges of the graph, in the order of their sources, then targets."""
+    return tuple(
+        Flowing(source.name, target.name, columns)
+        for place, source in enumerate(stages)
+        for target in stages[place + 1 :]
+        if (columns := tuple(column for column in source.writes if column in target.reads))
+    )
