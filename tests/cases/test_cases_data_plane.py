@@ -1,0 +1,214 @@
+"""Cases of group J, and I03, as far as the data plane has a part in them.
+
+J01 and J07 for a run's flow are in ``test_cases_flow.py``, J02 for its storage in ``test_cases_load.py``, I03 for its
+scoring in ``test_cases_environments.py``. No part yet: one copy of an image by its content (J03), an order of one's own
+(J04), and a ledger that outlives its process (J05 after a restart, J08).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from headrace.contract import Column, Ragged
+from headrace.dataplane import ColumnSchema, Partition, PartitionSpec, Stream
+from headrace.errors import DeadlineError
+from support.data_plane import Services, soon
+from support.plane_consumers import consume_all, processes
+from support.plane_world import World
+
+AT_ONCE = 1e-6
+COLUMNS = {
+    "tokens": ColumnSchema("int32", ragged=True),
+    "reward": ColumnSchema("float32"),
+    "pixels": ColumnSchema("uint8", (64, 64, 3)),
+}
+READS: dict[str, tuple[str, ...]] = {"score": ("tokens",), "train": ("tokens", "reward")}
+
+
+def spec(group_size: int = 1) -> PartitionSpec:
+    return PartitionSpec("phase", COLUMNS, READS, group_size, "tokens")
+
+
+def tokens(lengths: list[int]) -> Ragged:
+    return Ragged.from_arrays([np.arange(length, dtype=np.int32) for length in lengths])
+
+
+def reward(count: int) -> dict[str, Column]:
+    return {"reward": np.ones(count, np.float32)}
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    running = World()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Iterator[Services]:
+    tmp_path.chmod(0o700)
+    running = Services(tmp_path)
+    yield running
+    running.close()
+
+
+def test_J01_surplus_stays_and_everything_put_is_accounted_for(world: World) -> None:
+    world.unit()
+    other = world.unit()
+    partition = world.plane().create(spec())
+    rows = np.concatenate([partition.put({"tokens": tokens([3]), **reward(1)}) for _ in range(20)])
+    batch = partition.lease("train", 8, at_least=4)
+    assert len(batch) == 8, "a batch is what was asked for, the surplus stays"
+    for consumer in READS:
+        held = batch if consumer == "train" else partition.lease(consumer, 8)
+        partition.acknowledge(held)
+    on_lease = partition.lease("train", 3)
+    partition.drop(rows[12:14].tolist())
+    world.lose(other)
+    world.wait(7)
+    lost = set(partition.lost())
+    here = partition.stats().rows
+    assert 8 + here + 2 + len(lost) == len(rows)
+    assert len(lost) == 5, "every other row of those that were here"
+    left = set(rows[8:].tolist()) - set(rows[12:14].tolist()) - lost
+    partition.release(on_lease)
+    assert set(partition.lease("train", 20, at_least=1).rows.tolist()) == left
+
+
+def test_J02_while_the_trainer_stands_still_the_unit_is_bounded_and_the_producer_waits(world: World) -> None:
+    """2000 samples of 100k tokens are on offer."""
+    sample, bound = 4 * 100_000, 32 * 4 * 100_000
+    unit = world.unit(capacity=bound)
+    partition = world.plane().create(spec())
+    made = 0
+    while made < 2000 and try_to_put(partition, 100_000):
+        made += 1
+    assert made * sample == world.storages[unit].stats().nbytes == bound
+    held = partition.lease("score", 10)
+    partition.put(reward(10), rows=held.rows)
+    partition.acknowledge(held)
+    partition.acknowledge(partition.lease("train", 10))
+    world.settle()
+    assert world.storages[unit].stats().nbytes == bound - 10 * sample, "what all have seen is gone"
+    assert [try_to_put(partition, 100_000) for _ in range(11)] == [True] * 10 + [False]
+    assert world.storages[unit].stats().nbytes == bound
+
+
+def try_to_put(partition: Partition, length: int) -> bool:
+    try:
+        partition.put({"tokens": tokens([length])}, deadline=AT_ONCE)
+    except DeadlineError:
+        return False
+    return True
+
+
+def test_J03_pixels_go_to_nobody_who_does_not_ask_for_them(world: World) -> None:
+    """Images that samples share are stored once per sample: nothing knows yet that they are the same."""
+    unit = world.unit()
+    partition = world.plane().create(spec())
+    pixels = np.zeros((8, 64, 64, 3), np.uint8)
+    partition.put({"tokens": tokens([5] * 8), "pixels": pixels, **reward(8)})
+    for consumer, reads in READS.items():
+        batch = partition.get(partition.lease(consumer, 8))
+        assert set(batch.columns) == set(reads)
+    assert world.bytes_from[unit, "get"] < pixels.nbytes / 50
+    assert world.bytes_to["ledger", "note"] < pixels.nbytes / 50
+
+
+def test_J04_each_task_sees_each_sample_once_and_complete_whoever_shares_the_work(
+    services: Services, tmp_path: Path
+) -> None:
+    """4 processes and 1000 samples, written field by field in random order."""
+    names = ("number", "first", "second", "third")
+    reads: dict[str, tuple[str, ...]] = {"score": ("number", "second"), "train": names}
+    services.unit()
+    services.unit()
+    columns = {name: ColumnSchema("int64") for name in names}
+    partition = services.plane().create(PartitionSpec("phase", columns, reads))
+    count, chance, end = 1000, Random(0), tmp_path / "end"
+    with processes(4) as pool:
+        consumers = [*reads, *reads]
+        found = [pool.submit(consume_all, services.ledger, consumer, end) for consumer in consumers]
+        rows = partition.put({"number": np.arange(count)})
+        missing = [(name, row) for name in names[1:] for row in rows.tolist()]
+        chance.shuffle(missing)
+        for start in range(0, len(missing), 20):
+            write(partition, missing[start : start + 20])
+        end.touch()
+        seen = [(consumer, future.result(60)) for consumer, future in zip(consumers, found, strict=True)]
+    for consumer in reads:
+        given = [sample for task, samples in seen if task == consumer for sample in samples]
+        assert Counter(row for row, _, _ in given) == Counter(rows.tolist())
+        assert {came for _, came, _ in given} == {tuple(sorted(reads[consumer]))}
+        assert all(row == rows[number] for row, _, number in given)
+
+
+def write(partition: Partition, cells: list[tuple[str, int]]) -> None:
+    for name in {name for name, _ in cells}:
+        rows = np.array([row for column, row in cells if column == name])
+        partition.put({name: rows * 2}, rows=rows)
+
+
+def test_J05_a_column_that_is_put_later_leaves_the_others_as_they_are(world: World) -> None:
+    world.unit()
+    partition = world.plane().create(spec())
+    rows = partition.put({"tokens": tokens([4])})
+    partition.put(reward(1), rows=rows)
+    refused = partition.try_put({"tokens": tokens([9])}, rows=rows).refused
+    assert refused.tolist() == [1], "nothing is replaced"
+    batch = partition.get(partition.lease("train", 1))
+    assert batch.ragged("tokens")[0].tolist() == [0, 1, 2, 3]
+    assert batch.dense("reward").tolist() == [1.0]
+
+
+def test_J06_what_a_stream_holds_back_is_not_lost_at_a_checkpoint(services: Services) -> None:
+    """A budget of 10, samples of 6, 6, 6: the first micro-batch is acknowledged, the two that were fetched are not."""
+    services.unit()
+    partition = services.plane().create(spec())
+    rows = partition.put({"tokens": tokens([6, 6, 6]), **reward(3)}).tolist()
+    with stream(services) as before:
+        assert next(before.step()).rows.tolist() == rows[:1]
+        before.acknowledge()
+        soon(lambda: partition.stats().ready["train"] == 0)
+    with stream(services) as after:
+        given = [batch.rows.tolist() for _ in range(2) for batch in after.step()]
+        after.acknowledge()
+    assert sorted(given) == [[rows[1]], [rows[2]]]
+
+
+def stream(services: Services) -> Stream:
+    return Stream(lambda: services.plane().partition("phase"), "train", step_groups=1, token_budget=10)
+
+
+def test_J07_a_group_is_offered_when_all_siblings_are_there_and_never_after_it_was_given_up(world: World) -> None:
+    unit = world.unit()
+    partition = world.plane().create(spec(group_size=2))
+    rows = partition.put({"tokens": tokens([3, 3])})
+    partition.put(reward(1), rows=rows[:1])
+    with pytest.raises(DeadlineError):
+        partition.lease("train", 1, deadline=AT_ONCE)
+    partition.drop([int(rows[0]) // 2])
+    late = partition.try_put(reward(1), rows=rows[1:])
+    assert late.refused.tolist() == [2], "told to whoever is late, who counts it"
+    world.settle()
+    assert world.storages[unit].stats().nbytes == 0
+    assert partition.stats().rows == 0
+
+
+def test_I03_a_slow_scorer_holds_neither_producers_nor_other_consumers(world: World) -> None:
+    """Rows are there for everybody else as soon as their tokens are done."""
+    world.unit()
+    plane = world.plane()
+    partition = plane.create(spec())
+    first = partition.put({"tokens": tokens([3] * 4)})
+    judged = partition.lease("score", 4, seconds=1000.0)
+    second = partition.put({"tokens": tokens([3] * 4), **reward(4)})
+    assert plane.partition("phase").lease("train", 4).rows.tolist() == second.tolist()
+    partition.put(reward(4), rows=first)
+    assert partition.lease("train", 4).rows.tolist() == judged.rows.tolist() == first.tolist()

@@ -1,0 +1,355 @@
+"""The whole data plane against a plain model, under any order of operations.
+
+``tests/core/flow/test_ledger_machine.py`` does the same for the ledger's logic alone; here values travel, units are
+lost and time ends leases. What is proven where, as far as a data plane can prove it:
+
+    AFL-1, RLX-4   given complete, delayed by no column that is not read      here (lease, stats_agree, get)
+    AFL-2, RLX-5   each row to each consumer once; the union is all           here (lease, drain at the end)
+    AFL-3          the ledger hears no payload; late comers see the same      test_plane_traffic.py
+    AFL-4          a read moves the columns it names, without padding         test_plane_traffic.py
+    AFL-5          what one consumer does, no other sees                      here (stats_agree after each rule)
+    AFL-6          groups are given whole                                     here (lease)
+    AFL-10         who is faster gets more                                    test_plane_waiting.py
+    RLX-1          none older than ``min_version`` is given                   here (lease)
+    RLX-2          a unit holds at most its capacity                          tests/cases/test_cases_data_plane.py, J02
+    RLX-3          staleness changes nothing but who may start                no part of the data plane; tests/core/flow
+    RLX-6          ranks of one group see the same rows                       no part of the data plane yet
+    RLX-12         streamed or whole, what is computed of a group is equal    test_plane_traffic.py
+    DORA-2         put = acknowledged + here + dropped + lost                 here (drain at the end), e2e with kills
+    DORA-11        short rows are not preferred                               test_plane_traffic.py
+
+A ledger that is written down and brought back belongs here as one more rule, after which everything below still holds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from headrace.contract import Array, Batch, Column
+from headrace.dataplane import PartitionSpec, Rows
+from headrace.errors import DeadlineError, LostRowsError, RunError
+from support.plane_model import COLUMNS, DUPLICATE, LATE, READS, STORED, UNKNOWN, Group, Held, Row, has, join, value
+from support.plane_world import World
+
+AT_ONCE = 1e-6
+"""Seconds to wait for what should be there."""
+SILENCE = 7
+"""Seconds after which a unit that is gone is missed."""
+
+
+class PlaneMachine(RuleBasedStateMachine):
+    @initialize(group_size=st.integers(1, 3), own=st.booleans())
+    def begin(self, group_size: int, own: bool) -> None:
+        self.size = group_size
+        self.world = World(own=own)
+        self.units = [self.world.unit() for _ in range(2)]
+        self.partition = self.world.plane().create(PartitionSpec("phase", COLUMNS, READS, group_size, "tokens"))
+        self.groups: dict[int, Group] = {}
+        self.leases: dict[int, Held] = {}
+        self.ended: list[Rows] = []
+        self.acknowledged: Counter[tuple[str, int]] = Counter()
+        self.serial = 0
+
+    @property
+    def now(self) -> float:
+        return self.world.clock.now
+
+    # ------------------------------------------------------------ producers
+
+    @rule(count=st.integers(1, 4), columns=st.sets(st.sampled_from(sorted(COLUMNS)), min_size=1), data=st.data())
+    def put(self, count: int, columns: set[str], data: st.DataObject) -> None:
+        version = data.draw(st.integers(0, 3))
+        made = self.make(count * self.size, columns)
+        rows = self.partition.put(self.joined(made, columns), version=version).tolist()
+        assert rows == list(range(rows[0], rows[0] + len(rows)))
+        assert rows[0] % self.size == 0
+        for start in range(0, len(rows), self.size):
+            number = rows[start] // self.size
+            assert number not in self.groups, "an id is given once"
+            self.groups[number] = Group(version, [Row() for _ in range(self.size)])
+        for row, values in zip(rows, made, strict=True):
+            self.keep(row, values)
+
+    @precondition(lambda self: self.groups)
+    @rule(column=st.sampled_from(sorted(COLUMNS)), data=st.data())
+    def add(self, column: str, data: st.DataObject) -> None:
+        known = [number * self.size + member for number in self.groups for member in range(self.size)]
+        rows = sorted(data.draw(st.sets(st.sampled_from([*known, known[-1] + 1]), min_size=1, max_size=9)))
+        made = self.make(len(rows), {column})
+        noted = self.partition.try_put(self.joined(made, {column}), rows=np.array(rows))
+        assert noted.rows.tolist() == rows
+        codes = noted.refused.tolist() or [STORED] * len(rows)
+        for row, values, code in zip(rows, made, codes, strict=True):
+            assert code == self.expected_code(row, column)
+            if code == STORED:
+                self.keep(row, values)
+
+    def make(self, count: int, columns: set[str]) -> list[dict[str, Array]]:
+        self.serial += count
+        return [{name: value(name, self.serial + place) for name in columns} for place in range(count)]
+
+    def joined(self, made: list[dict[str, Array]], columns: set[str]) -> dict[str, Column]:
+        return {name: join(name, [values[name] for values in made]) for name in sorted(columns)}
+
+    def keep(self, row: int, values: dict[str, Array]) -> None:
+        """Where a unit has it, a look at the units tells: producers take them in turn."""
+        kept = self.groups[row // self.size].rows[row % self.size]
+        for name, array in values.items():
+            kept.values[name] = array
+            (kept.units[name],) = [unit for unit, storage in self.world.storages.items() if has(storage, row, name)]
+
+    def expected_code(self, row: int, column: str) -> int:
+        group = self.groups.get(row // self.size)
+        if group is None:
+            return UNKNOWN
+        if group.gone:
+            return LATE
+        return DUPLICATE if column in group.rows[row % self.size].values else STORED
+
+    # ------------------------------------------------------------ consumers
+
+    def ready(self, consumer: str, min_version: int = 0) -> list[int]:
+        return [
+            number
+            for number, group in self.groups.items()
+            if not group.gone and consumer not in group.held and consumer not in group.done
+            if all(set(READS[consumer]) <= row.values.keys() for row in group.rows) and group.version >= min_version
+        ]
+
+    @rule(
+        consumer=st.sampled_from(sorted(READS)),
+        count=st.integers(1, 4),
+        budget=st.sampled_from([0, 3, 12]),
+        min_version=st.integers(0, 3),
+        seconds=st.integers(1, 9),
+        data=st.data(),
+    )
+    def lease(
+        self, consumer: str, count: int, budget: int, min_version: int, seconds: int, data: st.DataObject
+    ) -> None:
+        at_least = data.draw(st.integers(1, count))
+        ready = self.ready(consumer, min_version)
+        deadline = self.now + seconds + 0.6  # never a moment at which a rule looks
+        how: dict[str, Any] = {
+            "at_least": at_least,
+            "token_budget": budget,
+            "min_version": min_version,
+            "seconds": seconds + 0.6,
+        }
+        try:
+            if data.draw(st.booleans()):
+                rows, batch = self.partition.take(consumer, count, **how, deadline=AT_ONCE)
+                self.check(batch, rows, READS[consumer])
+            else:
+                rows = self.partition.lease(consumer, count, **how, deadline=AT_ONCE)
+        except DeadlineError:
+            assert len(ready) < at_least
+            return
+        assert len(ready) >= at_least
+        groups = rows.rows[:: self.size] // self.size
+        assert rows.rows.tolist() == [
+            number * self.size + member for number in groups.tolist() for member in range(self.size)
+        ], "whole groups"
+        given = groups.tolist()
+        assert set(given) <= set(ready), "complete, not held, not acknowledged, not too old"
+        assert len(set(given)) == len(given) <= count
+        left = [self.groups[number].version for number in ready if number not in given]
+        assert not left or max(self.groups[number].version for number in given) <= min(left), "oldest version first"
+        tokens = sum(rows.tokens.tolist())
+        assert tokens == sum(len(row.values.get("tokens", ())) for number in given for row in self.groups[number].rows)
+        assert len(given) == min(count, len(ready)) if not budget else tokens <= budget or len(given) == 1
+        for number in given:
+            self.groups[number].held[consumer] = rows.lease
+        self.leases[rows.lease] = Held(rows, given, deadline)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def get(self, data: st.DataObject) -> None:
+        held = self.leases[data.draw(st.sampled_from(sorted(self.leases)))]
+        reads = READS[held.rows.consumer]
+        columns = sorted(data.draw(st.sets(st.sampled_from(reads), min_size=1)))
+        try:
+            batch = self.partition.get(held.rows, columns, deadline=AT_ONCE)
+        except LostRowsError:
+            assert any(self.groups[number].gone == "lost" for number in held.groups)
+            return
+        self.check(batch, held.rows, columns)
+
+    def check(self, batch: Batch, rows: Rows, columns: Sequence[str]) -> None:
+        assert batch.rows.tolist() == rows.rows.tolist()
+        assert sorted(batch.columns) == sorted(columns), "no column that was not asked for"
+        for column in columns:
+            found = batch.columns[column]
+            for place, row in enumerate(rows.rows.tolist()):
+                expected, got = self.value_of(row, column), found[place]
+                assert (got.dtype, got.shape, got.tolist()) == (expected.dtype, expected.shape, expected.tolist())
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def acknowledge(self, data: st.DataObject) -> None:
+        lease = data.draw(st.sampled_from(sorted(self.leases)))
+        self.partition.acknowledge(self.leases[lease].rows)
+        self.end(lease, done=True)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        lease = data.draw(st.sampled_from(sorted(self.leases)))
+        self.partition.release(self.leases[lease].rows)
+        self.end(lease, done=False)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), seconds=st.integers(1, 9))
+    def extend(self, data: st.DataObject, seconds: int) -> None:
+        held = self.leases[data.draw(st.sampled_from(sorted(self.leases)))]
+        self.partition.extend(held.rows, seconds + 0.6)
+        held.deadline = self.now + seconds + 0.6
+
+    @precondition(lambda self: self.ended)
+    @rule(data=st.data())
+    def speak_for_a_lease_that_ended(self, data: st.DataObject) -> None:
+        rows = data.draw(st.sampled_from(self.ended))
+        speak = data.draw(st.sampled_from([self.partition.acknowledge, self.partition.release, self.partition.extend]))
+        with pytest.raises(RunError, match="is not held"):
+            speak(rows)
+
+    def end(self, lease: int, *, done: bool) -> None:
+        held = self.leases.pop(lease)
+        self.ended.append(held.rows)
+        for number in held.groups:
+            group = self.groups[number]
+            del group.held[held.rows.consumer]
+            if done and group.gone != "lost":
+                self.acknowledged[held.rows.consumer, number] += 1
+                group.done.add(held.rows.consumer)
+                if group.done == READS.keys():
+                    group.gone = "done"
+
+    # ------------------------------------------------------------ time, and what is given up
+
+    @rule(seconds=st.integers(1, 5))
+    def time_passes(self, seconds: int) -> None:
+        self.world.wait(seconds)
+        self.expire()
+
+    def expire(self) -> None:
+        for lease in [lease for lease, held in self.leases.items() if held.deadline <= self.now]:
+            self.end(lease, done=False)
+
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        free = [number for number, group in self.groups.items() if not group.held]
+        if free:
+            chosen = sorted(data.draw(st.sets(st.sampled_from(free), min_size=1, max_size=3)))
+            self.partition.drop([*chosen, max(self.groups) + 7])
+            for number in chosen:
+                self.groups[number].gone = self.groups[number].gone or "dropped"
+
+    @rule()
+    def a_unit_joins(self) -> None:
+        if len(self.units) < 4:
+            self.units.append(self.world.unit())
+            self.partition = self.world.plane().partition("phase")
+
+    @precondition(lambda self: len(self.units) > 1)
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        unit = data.draw(st.sampled_from(self.units))
+        self.units.remove(unit)
+        self.world.lose(unit)
+        self.world.wait(SILENCE)
+        self.expire()
+        lost = [
+            number
+            for number, group in self.groups.items()
+            if not group.gone and any(unit in row.units.values() for row in group.rows)
+        ]
+        for number in lost:
+            self.groups[number].gone = "lost"
+        assert self.partition.lost() == lost
+        assert self.partition.lost() == []
+        self.partition = self.world.plane().partition("phase")
+
+    # ------------------------------------------------------------ always
+
+    @invariant()
+    def stats_agree(self) -> None:
+        if not hasattr(self, "groups"):
+            return
+        stats = self.partition.stats()
+        rows = [row for group in self.groups.values() if not group.gone for row in group.rows]
+        assert stats.rows == sum(bool(row.values) for row in rows)
+        assert stats.nbytes == sum(array.nbytes for row in rows for array in row.values.values())
+        assert stats.leases == len(self.leases)
+        assert stats.ready == {consumer: len(self.ready(consumer)) for consumer in READS}
+
+    @invariant()
+    def units_keep_what_is_here_and_nothing_else(self) -> None:
+        """But for what a lost group has at units that remain, of which nothing is said here."""
+        if not hasattr(self, "groups"):
+            return
+        self.world.settle()
+        for unit, storage in self.world.storages.items():
+            here, lost = self.cells(unit, ""), self.cells(unit, "lost")
+            assert all(has(storage, row, name) for row, name in here)
+            nbytes = [sum(self.value_of(row, name).nbytes for row, name in cells) for cells in (here, here + lost)]
+            assert nbytes[0] <= storage.stats().nbytes <= nbytes[1]
+
+    def cells(self, unit: str, gone: str) -> list[tuple[int, str]]:
+        return [
+            (number * self.size + member, name)
+            for number, group in self.groups.items()
+            if group.gone == gone
+            for member, row in enumerate(group.rows)
+            for name, at in row.units.items()
+            if at == unit
+        ]
+
+    def value_of(self, row: int, name: str) -> Array:
+        return self.groups[row // self.size].rows[row % self.size].values[name]
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        try:
+            self.drain()
+        finally:
+            self.world.close()
+
+    def drain(self) -> None:
+        """In the end each consumer has acknowledged each complete group exactly once, unless the group was given up."""
+        for lease in sorted(self.leases):
+            self.release_one(lease)
+        for consumer in READS:
+            while ready := self.ready(consumer):
+                rows = self.partition.lease(consumer, 5, at_least=1, deadline=AT_ONCE)
+                given = (rows.rows[:: self.size] // self.size).tolist()
+                assert set(given) <= set(ready)
+                self.leases[rows.lease] = Held(rows, given, self.now)
+                for number in given:
+                    self.groups[number].held[consumer] = rows.lease
+                self.partition.acknowledge(rows)
+                self.end(rows.lease, done=True)
+        for number, group in self.groups.items():
+            for consumer, reads in READS.items():
+                whole = all(set(reads) <= row.values.keys() for row in group.rows)
+                once = self.acknowledged[consumer, number]
+                assert once == 1 if whole and group.gone in ("", "done") else once <= 1
+
+    def release_one(self, lease: int) -> None:
+        self.partition.release(self.leases[lease].rows)
+        self.end(lease, done=False)
+
+
+PlaneMachine.TestCase.settings = settings(
+    max_examples=50, stateful_step_count=35, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+TestPlaneAgreesWithAPlainModel = PlaneMachine.TestCase

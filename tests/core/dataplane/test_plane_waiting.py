@@ -1,0 +1,156 @@
+"""Consumers that wait, are fast, slow, many or dead."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from random import Random
+
+import numpy as np
+import pytest
+
+from headrace.dataplane import ColumnSchema, Partition, PartitionSpec
+from headrace.dataplane.messages import Granted, LeaseCall
+from headrace.errors import DeadlineError
+from headrace.wire import BlockingClient
+from support.data_plane import Services, soon
+
+SPEC = PartitionSpec("phase", {"reward": ColumnSchema("float32")}, {"train": ("reward",)})
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def partition(services: Services) -> Partition:
+    services.unit()
+    return services.plane().create(SPEC)
+
+
+def put(partition: Partition, count: int) -> list[int]:
+    rows: list[int] = partition.put({"reward": np.zeros(count, np.float32)}).tolist()
+    return rows
+
+
+def ask(groups: int, *, seconds: float = PATIENCE) -> LeaseCall:
+    return LeaseCall("phase", "train", groups, groups, PATIENCE, seconds)
+
+
+@contextmanager
+def clients(services: Services, count: int) -> Iterator[list[BlockingClient]]:
+    made = [BlockingClient(services.ledger) for _ in range(count)]
+    try:
+        yield made
+    finally:
+        for client in made:
+            client.close()
+
+
+class Turns:
+    """Threads on a clock of their own: the one whose turn comes first goes first, the others stand still."""
+
+    def __init__(self, threads: int) -> None:
+        self._moved = threading.Condition()
+        self._due: list[tuple[float, int]] = []
+        self._threads = threads
+
+    def wait(self, thread: int, until: float) -> None:
+        """Returns at this thread's ``until``, when all others have said how long they wait."""
+        with self._moved:
+            heapq.heappush(self._due, (until, thread))
+            self._moved.notify_all()
+            assert self._moved.wait_for(
+                lambda: len(self._due) == self._threads and self._due[0] == (until, thread), timeout=PATIENCE
+            )
+            heapq.heappop(self._due)
+
+    def leave(self) -> None:
+        with self._moved:
+            self._threads -= 1
+            self._moved.notify_all()
+
+
+def test_AFL_10_a_consumer_twice_as_fast_gets_twice_the_rows(services: Services, partition: Partition) -> None:
+    paces, rows = {0: 1.0, 1: 2.0, 2: 2.0}, 400
+    put(partition, rows)
+    turns, given = Turns(len(paces)), Counter[int]()
+
+    def consume(number: int) -> None:
+        mine, now = services.plane().partition("phase"), paces[number] * 0.001 * number
+        while True:
+            turns.wait(number, now)
+            try:
+                held = mine.lease("train", 1, deadline=1e-3)
+            except DeadlineError:
+                break
+            mine.acknowledge(held)
+            given[number] += len(held)
+            now += paces[number]
+        turns.leave()
+
+    threads = [threading.Thread(target=consume, args=(number,)) for number in paces]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert sum(given.values()) == rows
+    assert given[0] == pytest.approx(rows / 2, abs=2)
+    assert given[1] == pytest.approx(rows / 4, abs=2)
+
+
+def test_thousands_that_wait_through_a_few_sockets_are_all_answered_smallest_first(
+    services: Services, partition: Partition
+) -> None:
+    chance = Random(0)
+    sizes = [chance.randint(1, 6) for _ in range(3000)]
+    with clients(services, 5) as sockets:
+        sent = [
+            (size, sockets[place % 5], sockets[place % 5].send("lease", ask(size), deadline=2 * PATIENCE))
+            for place, size in enumerate(sizes)
+        ]
+        until_waiting(partition, len(sizes))
+        left = sum(sizes)
+        while left:
+            left -= len(put(partition, min(left, chance.choice([1, 7, 400]))))
+        granted = [(size, client.receive(call, Granted)) for size, client, call in sent]
+    assert [found.rows.shape[1] for _, found in granted] == sizes
+    in_order = [size for size, _ in sorted(granted, key=lambda pair: pair[1].lease)]
+    assert in_order == sorted(in_order)
+    rows = np.concatenate([found.rows[0] for _, found in granted])
+    assert len(np.unique(rows)) == sum(sizes), "no row was given twice"
+    assert partition.stats().waiting == {"train": 0}
+
+
+def until_waiting(partition: Partition, count: int) -> None:
+    """What was sent through one socket is heard in its order, what comes through several is not."""
+    soon(lambda: partition.stats().waiting["train"] == count)
+
+
+def test_one_that_died_while_it_waited_holds_nobody_up(
+    services: Services, partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its socket is closed without a word. What it is given comes back when its lease ends."""
+    monkeypatch.setattr("headrace.dataplane.ledger.WATCH_SECONDS", 0.02)
+    count = 50
+    with clients(services, 1) as (dying,):
+        for _ in range(count):
+            dying.send("lease", ask(1, seconds=0.05), deadline=PATIENCE)
+        until_waiting(partition, count)
+    with clients(services, 1) as (living,):
+        sent = [living.send("lease", ask(1), deadline=PATIENCE) for _ in range(count)]
+        until_waiting(partition, 2 * count)
+        rows = put(partition, count)
+        granted = [living.receive(call, Granted) for call in sent]
+    assert sorted(row for found in granted for row in found.rows[0].tolist()) == rows
+    assert partition.stats().leases == count
+
+
+def test_one_that_gave_up_waiting_for_much_holds_nobody_up(services: Services, partition: Partition) -> None:
+    with clients(services, 1) as (client,):
+        given_up = client.send("lease", LeaseCall("phase", "train", 1, 1, 0.01, PATIENCE), deadline=PATIENCE)
+        with pytest.raises(DeadlineError):
+            client.receive(given_up, Granted)
+        patient = client.send("lease", ask(2), deadline=PATIENCE)
+        rows = put(partition, 2)
+        assert client.receive(patient, Granted).rows[0].tolist() == rows
