@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
+import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -189,5 +191,12 @@ def transfer_queue(python: Path, folder: Path) -> Iterator[TransferQueue]:
     """TransferQueue and its Ray in processes of that interpreter."""
     folder.mkdir()
     command = [str(python), str(Path(__file__).with_name("transfer_queue_side.py")), str(folder)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    environment = os.environ | {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else Ray keeps one in the user's home
+        "TQ_LOGGING_LEVEL": "ERROR",  # else every put and get logs how many cores there are
+    }
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
         yield TransferQueue(process, folder)

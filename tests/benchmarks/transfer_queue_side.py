@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sys
 import time
 from collections.abc import Callable
@@ -37,6 +36,7 @@ from timing import latency, rate
 UNITS = 2
 CONSUMER = "train"
 POLL_SECONDS = 0.001
+LARGE_ROW_BYTES = 1 << 20
 SETTINGS = {
     "controller": {"polling_mode": True},
     "backend": {"storage_backend": "SimpleStorage", "SimpleStorage": {"num_data_storage_units": UNITS}},
@@ -45,11 +45,6 @@ SETTINGS = {
 
 def start(folder: Path) -> Any:
     """Ray, TransferQueue's controller and its storage units; their files go into ``folder``. Settings to connect."""
-    os.environ |= {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_AUTH_MODE": "token",  # else Ray writes a token of its own into the user's home
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-    }
     ray.init(
         num_cpus=UNITS + 2,  # slots, of which each actor of TransferQueue takes one
         include_dashboard=False,
@@ -69,19 +64,22 @@ def connect(name: str, settings: Any) -> transfer_queue.TransferQueueClient:
 
 
 def columns(file: Path) -> TensorDict:
-    """One put. Ragged columns become nested tensors, or plain ones where all rows are equally long."""
+    """One put, each column in the form that TransferQueue moves fastest."""
     arrays: dict[str, np.ndarray[Any, Any]] = dict(np.load(file))
-    tensors: dict[str, torch.Tensor] = {}
-    for name, array in arrays.items():
-        if name.endswith("_offsets"):
-            continue
-        values = torch.from_numpy(array)
-        offsets = arrays.get(f"{name}_offsets")
-        tensors[name] = values if offsets is None else rows_of(values, offsets)
+    tensors = {
+        name: column(torch.from_numpy(values), arrays.get(f"{name}_offsets"))
+        for name, values in arrays.items()
+        if not name.endswith("_offsets")
+    }
     return TensorDict(tensors, batch_size=len(next(iter(tensors.values()))))
 
 
-def rows_of(values: torch.Tensor, offsets: np.ndarray[Any, Any]) -> torch.Tensor:
+def column(values: torch.Tensor, offsets: np.ndarray[Any, Any] | None) -> torch.Tensor:
+    """Plain where all rows are equally long, which is one frame; nested where rows are large, which saves a copy."""
+    if offsets is None:
+        return (
+            values if values[0].nbytes < LARGE_ROW_BYTES else torch.nested.as_nested_tensor(values, layout=torch.jagged)
+        )
     lengths = np.diff(offsets)
     if (lengths == lengths[0]).all():
         return values.reshape(len(lengths), -1)
@@ -104,7 +102,8 @@ def taker(client: Any, partition: str, data: TensorDict) -> Callable[[], TensorD
     return take
 
 
-def measure(client: Any, data: TensorDict, *, name: str, repeat: int, amount: float) -> dict[str, float]:
+def measure(client: Any, data: TensorDict, request: dict[str, Any]) -> dict[str, float]:
+    name, repeat, amount = request["name"], request["repeat"], request["amount"]
     take = taker(client, name, data)
     rates = {
         "put": rate(amount, repeat, lambda: client.put(data=data, partition_id=name)),
@@ -114,8 +113,10 @@ def measure(client: Any, data: TensorDict, *, name: str, repeat: int, amount: fl
     return rates
 
 
-def measure_latency(client: Any, consumer: Any, data: TensorDict, *, name: str, repeat: int) -> dict[str, float]:
-    seconds = latency(lambda: client.put(data=data, partition_id=name), taker(consumer, name, data), repeat)
+def measure_latency(client: Any, consumer: Any, data: TensorDict, request: dict[str, Any]) -> dict[str, float]:
+    name = request["name"]
+    take = taker(consumer, name, data)
+    seconds = latency(lambda: client.put(data=data, partition_id=name), take, request["repeat"])
     client.clear_partition(name)
     return {"latency": seconds}
 
@@ -123,8 +124,8 @@ def measure_latency(client: Any, consumer: Any, data: TensorDict, *, name: str, 
 def answer(request: dict[str, Any], folder: Path, client: Any, consumer: Any) -> dict[str, float]:
     data = columns(folder / f"{request['name']}.npz")
     if request["name"] == "latency":
-        return measure_latency(client, consumer, data, **request)
-    return measure(client, data, **request)
+        return measure_latency(client, consumer, data, request)
+    return measure(client, data, request)
 
 
 def main() -> int:
