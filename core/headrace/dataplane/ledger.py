@@ -28,6 +28,7 @@ from headrace.dataplane.messages import (
     Notes,
     PartitionSpec,
     PartitionStats,
+    Unkept,
 )
 from headrace.dataplane.partition import PartitionLedger
 from headrace.dataplane.schema import Schema
@@ -126,6 +127,12 @@ class LedgerService:
         self._serve(self._partitions[partition])
 
     @rpc
+    def unkept(self, unkept: Unkept) -> None:
+        """A storage unit could not keep what it had told of: no consumer gets those groups."""
+        partition = self._partition(unkept.partition)
+        self._free(partition, partition.give_up(np.array(unkept.groups, dtype=np.int64), new=unkept.new))
+
+    @rpc
     def lease(self, call: LeaseCall) -> Any:
         """Granted now, or by the write that makes it possible. The wait ends here and not at the caller, who could
         otherwise leave just when the lease is granted, and nobody would have the rows until it expires."""
@@ -207,10 +214,10 @@ class LedgerService:
         if granted is None or not call.columns or granted.unit != self._own_number or self._own is None:
             return granted
         try:
-            values = self._own.read(granted.rows[0], call.columns).columns
+            values = self._own.leased(granted.rows[0], call.columns)
         except LostRowsError:  # whoever asks for them will hear it
             return granted
-        return Granted(granted.lease, granted.rows, granted.unit, None, dict(values))
+        return Granted(granted.lease, granted.rows, granted.unit, None, values)
 
     def _free(self, partition: PartitionLedger, groups: Array) -> None:
         if len(groups):

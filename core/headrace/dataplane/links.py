@@ -6,13 +6,17 @@ What a method returns is the answer, or a promise of it from another process.
 from __future__ import annotations
 
 import asyncio
+import logging
+from types import NoneType
 from typing import Protocol, TypeVar
 
 from headrace.contract import Array
-from headrace.dataplane.messages import Described, Noted, Notes
+from headrace.dataplane.messages import Described, Noted, Notes, Unkept
 from headrace.wire import Client
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 DEADLINE = 60.0
 
@@ -31,6 +35,9 @@ class LedgerLink(Protocol):
 
     def kept(self, partition: str, /) -> None:
         """They are kept."""
+
+    def unkept(self, unkept: Unkept, /) -> None:
+        """They could not be kept."""
 
 
 class UnitLink(Protocol):
@@ -64,6 +71,12 @@ class RemoteLedger:
     def kept(self, partition: str) -> None:
         """It has offered them when it was told: by the time a consumer asks for them, they are here."""
 
+    def unkept(self, unkept: Unkept) -> None:
+        told = self._client.submit(
+            "unkept", unkept, reply=NoneType, deadline=DEADLINE, awaiting="the ledger to give up rows"
+        )
+        told.add_done_callback(_gave_up)
+
 
 class RemoteUnit:
     """In another process."""
@@ -77,6 +90,11 @@ class RemoteUnit:
     async def close(self) -> None:
         """Pending calls fail."""
         await self._client.close()
+
+
+def _gave_up(call: asyncio.Future[None]) -> None:
+    if not call.cancelled() and (error := call.exception()):
+        log.error("the ledger still offers rows that no storage unit has: %s", error)
 
 
 async def settled(answer: T | asyncio.Future[T]) -> T:

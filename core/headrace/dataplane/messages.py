@@ -141,6 +141,14 @@ class PartitionStats(Message, frozen=True):
     waiting: dict[str, int]
 
 
+class Unkept(Message, frozen=True):
+    """Groups of which a unit could not keep what it had told of. ``new``: nothing was kept of them before."""
+
+    partition: str
+    groups: list[int]
+    new: bool
+
+
 class Reserve(Message, frozen=True):
     """Shared memory for one put. ``owner``: see :meth:`headrace.contract.SharedMemory.reserve`."""
 
@@ -158,7 +166,7 @@ class PutPlaced(Message, frozen=True):
     """As :class:`Put`, of values that lie in a reserved region."""
 
     partition: str
-    rows: Array
+    rows: Array | None
     region: Region
     columns: dict[str, Placed]
     version: int

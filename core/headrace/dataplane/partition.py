@@ -9,6 +9,7 @@ from time import monotonic
 
 import numpy as np
 
+from headrace.contract import Array
 from headrace.dataplane.messages import Granted, LeaseCall, Note, Noted, PartitionSpec
 from headrace.errors import ContractError, DeadlineError
 from headrace.flow.ledger import Ledger
@@ -80,9 +81,21 @@ class PartitionLedger:
 
     def lose(self, unit: int) -> None:
         """A unit is gone with its values."""
-        self._lost += self.ledger.lose(unit).tolist()
+        self._lose(self.ledger.lose(unit).tolist())
+
+    def _lose(self, groups: list[int]) -> None:
+        self._lost += groups
         if self._lost and self._told_lost is not None and not self._told_lost.done():
             self._told_lost.set_result(self._take_lost())
+
+    def give_up(self, groups: Array, *, new: bool) -> Array:
+        """Groups that a unit could not keep. Returns those to be freed: what may be read under a lease stays in the
+        units until these end. Producers are told, but not of ``new`` groups: their put fails."""
+        left, leased = self.ledger.give_up(groups)
+        if new:
+            return np.concatenate([left, leased])
+        self._lose([*left.tolist(), *leased.tolist()])
+        return left
 
     def lost(self, wait: float) -> list[int] | asyncio.Future[list[int]]:
         """Groups lost since the last call; a promise of at most ``wait`` seconds where there are none."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +23,9 @@ from headrace.dataplane.messages import (
     PartitionStats,
     Put,
 )
+from headrace.dataplane.shared import SHARED_BYTES, Reading, Segments, nbytes_of, put_shared
 from headrace.errors import DeadlineError, LostRowsError
-from headrace.wire import BlockingClient, Sent
+from headrace.wire import BlockingClient
 
 DEADLINE = 60.0
 LEASE_SECONDS = 60.0
@@ -55,6 +57,7 @@ class DataPlane:
     def __init__(self, ledger: str, *, connect: Callable[[str], BlockingClient] = BlockingClient) -> None:
         self._connect = connect
         self._clients: dict[str, BlockingClient] = {}
+        self._segments: dict[str, Segments | None] = {}
         self._ledger = ledger
 
     def create(self, spec: PartitionSpec) -> Partition:
@@ -73,8 +76,20 @@ class DataPlane:
             self._clients[address] = self._connect(address)
         return self._clients[address]
 
+    def segments(self, address: str, *, deadline: float) -> Segments | None:
+        """The memory that a unit shares; None where it shares none, or this process cannot map it."""
+        if address not in self._segments:
+            directory = self.client(address).call(
+                "segments", reply=str, deadline=deadline, awaiting="a storage unit to say what it shares"
+            )
+            self._segments[address] = Segments.reach(directory)
+        return self._segments[address]
+
     def close(self) -> None:
         """Twice is fine. Leases that are held expire."""
+        for segments in self._segments.values():
+            if segments is not None:
+                segments.close()
         for client in self._clients.values():
             client.close()
 
@@ -103,12 +118,21 @@ class Partition:
     ) -> Noted:
         """:meth:`put` that also says which rows were not wanted: written before, given up, or never there."""
         put = Put(self._name, rows, dict(columns), version)
-        unit = self._unit(self._next_unit())
+        number = self._next_unit()
         try:
-            return unit.call("put", put, reply=Noted, deadline=deadline, awaiting="a storage unit to keep rows")
+            return self._put(number, put, deadline)
         except DeadlineError:
             self._units = self._describe().units  # the next put need not meet it again, if it is gone
             raise
+
+    def _put(self, number: int, put: Put, deadline: float) -> Noted:
+        unit = self._unit(number)
+        if nbytes_of(put.columns) >= SHARED_BYTES:
+            segments = self._plane.segments(self._units[number - 1], deadline=deadline)
+            noted = segments and put_shared(unit, segments, put, deadline=deadline)
+            if noted:
+                return noted
+        return unit.call("put", put, reply=Noted, deadline=deadline, awaiting="a storage unit to keep rows")
 
     def _next_unit(self) -> int:
         """Units in turn."""
@@ -185,7 +209,8 @@ class Partition:
 
     def get(self, held: Rows, columns: Sequence[str] | None = None, *, deadline: float = DEADLINE) -> Batch:
         """Values of leased rows: ``columns``, by default all that the consumer reads. LostRowsError when a unit has
-        lost them."""
+        lost them. Arrays may be read-only views of memory that the unit shares; they are valid until the rows are
+        acknowledged or released, or the lease expires."""
         reads = self.spec.consumers[held.consumer]
         wanted = tuple(reads if columns is None else columns)
         if held.units is None:
@@ -193,17 +218,21 @@ class Partition:
         return self._gather(held.rows, wanted, held.units[:, [reads.index(column) for column in wanted]], deadline)
 
     def _fetch(self, unit: int, rows: Array, columns: tuple[str, ...], deadline: float) -> Batch:
-        client, sent = self._ask(unit, rows, columns, deadline)
-        return self._receive(unit, client, sent)
+        reading = self._ask(unit, rows, columns, deadline)
+        with self._noticing(unit):
+            return reading.batch()
 
-    def _ask(self, unit: int, rows: Array, columns: tuple[str, ...], deadline: float) -> tuple[BlockingClient, Sent]:
+    def _ask(self, unit: int, rows: Array, columns: tuple[str, ...], deadline: float) -> Reading:
         client = self._unit(unit)
-        fetch = Fetch(rows, columns)
-        return client, client.send("get", fetch, deadline=deadline, awaiting="a storage unit to send rows")
+        with self._noticing(unit):
+            segments = self._plane.segments(self._units[unit - 1], deadline=deadline)
+            return Reading(client, segments, Fetch(rows, columns), deadline=deadline)
 
-    def _receive(self, unit: int, client: BlockingClient, sent: Sent) -> Batch:
+    @contextmanager
+    def _noticing(self, unit: int) -> Iterator[None]:
+        """When a unit that does not answer is gone."""
         try:
-            return client.receive(sent, Batch)
+            yield
         except DeadlineError as error:
             self._units = self._describe().units
             if self._units[unit - 1]:
@@ -216,10 +245,11 @@ class Partition:
         for place, column in enumerate(columns):
             for unit in np.unique(units[:, place]).tolist():
                 at = np.flatnonzero(units[:, place] == unit)
-                parts.append((column, at, unit, *self._ask(unit, rows[at], (column,), deadline)))
+                parts.append((column, at, unit, self._ask(unit, rows[at], (column,), deadline)))
         found: dict[str, list[tuple[Array, Batch]]] = {column: [] for column in columns}
-        for column, at, unit, client, sent in parts:
-            found[column].append((at, self._receive(unit, client, sent)))
+        for column, at, unit, reading in parts:
+            with self._noticing(unit):
+                found[column].append((at, reading.batch()))
         joined: dict[str, Column] = {}
         for column, pieces in found.items():
             order = np.argsort(np.concatenate([at for at, _ in pieces]))

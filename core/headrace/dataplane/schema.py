@@ -29,6 +29,11 @@ class Schema:
         self._spec = spec
         self._kinds = {name: _kind_of(name, column) for name, column in spec.columns.items()}
 
+    @property
+    def group_size(self) -> int:
+        """Rows of a group."""
+        return self._spec.group_size
+
     def check(self, put: Put) -> Array:
         """int64 [rows]: the bytes of each. ContractError where a column is not what it should be."""
         if not put.columns:

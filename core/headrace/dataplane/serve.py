@@ -8,7 +8,7 @@ from collections.abc import Callable
 from headrace.contract import Storage
 from headrace.dataplane.ledger import LedgerService
 from headrace.dataplane.links import RemoteLedger
-from headrace.dataplane.unit import UnitService
+from headrace.dataplane.shared_unit import unit_service
 from headrace.wire import Client, Keys, Server
 
 
@@ -23,7 +23,7 @@ async def serve_ledger(
     """Serve until cancelled. With a ``storage`` the process is a storage unit too: what is kept there costs one word to
     put and one to lease with its values. ``ready`` is told where."""
     ledger = LedgerService(connect=lambda unit: Client(unit, keys=keys))
-    unit = None if storage is None else UnitService(storage, ledger=ledger, capacity=capacity)
+    unit = None if storage is None else unit_service(storage, ledger=ledger, capacity=capacity)
     server = Server(*(service for service in (ledger, unit) if service is not None), address=address, keys=keys)
     try:
         reached = await server.start()
@@ -49,7 +49,7 @@ async def serve_unit(
 ) -> None:
     """Serve until cancelled; join the ledger at ``ledger`` first. RunError when the ledger has given the unit up."""
     client = Client(ledger, keys=keys)
-    unit = UnitService(storage, ledger=RemoteLedger(client), capacity=capacity)
+    unit = unit_service(storage, ledger=RemoteLedger(client), capacity=capacity)
     server = Server(unit, address=address, keys=keys)
     try:
         reached = await server.start()

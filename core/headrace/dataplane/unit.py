@@ -9,24 +9,33 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
-from headrace.contract import Array, Batch, Storage, StorageStats
+from headrace.contract import Array, Batch, Column, Region, Storage, StorageStats
 from headrace.dataplane.links import LedgerLink, settled
-from headrace.dataplane.messages import Described, Fetch, Note, Noted, Notes, Put
+from headrace.dataplane.messages import Described, Fetch, Note, Noted, Notes, Put, Unkept
 from headrace.dataplane.schema import Schema
 from headrace.errors import HeadraceError, LostRowsError, RunError
 from headrace.wire import rpc
 
+T = TypeVar("T")
+
 BEAT_SECONDS = 1.0
 
 
-class _Pending(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Pending:
+    """A put that is not kept yet. ``region``: where its values lie already, if they do."""
+
     put: Put
     nbytes: Array
     answer: asyncio.Future[Noted]
+    region: Region | None
 
 
 class UnitService:
@@ -38,10 +47,10 @@ class UnitService:
         self._capacity = capacity
         self._number = 0
         self._schemas: dict[str, Schema] = {}
-        self._nbytes = 0
-        """Kept, or about to be."""
-        self._full: deque[_Pending] = deque()
-        self._noting: list[_Pending] = []
+        self._coming = 0
+        """Bytes that the ledger is being told of."""
+        self._full: deque[Pending] = deque()
+        self._noting: list[Pending] = []
         """To be told to the ledger when it has answered."""
         self._told: asyncio.Future[list[Noted]] | None = None
         """Word to the ledger that is under way."""
@@ -66,16 +75,35 @@ class UnitService:
     @rpc
     def put(self, put: Put) -> Any:
         """Keep values. ContractError, and nothing kept, when they are not what the partition's schema says."""
+        return self._take(put)
+
+    def _take(self, put: Put, region: Region | None = None) -> Any:
         schema = self._schemas.get(put.partition)
         if schema is None:
-            return self._learn(put)
-        nbytes = schema.check(put)
-        pending = _Pending(put, nbytes, asyncio.get_running_loop().create_future())
-        if put.rows is None and not self._has_room(int(nbytes.sum())):
-            self._full.append(pending)
-        else:
+            return self._learn(put, region)
+        try:
+            nbytes = schema.check(put)
+            room = put.rows is not None or self._has_room(int(nbytes.sum()))
+        except HeadraceError:
+            self._discard(region)
+            raise
+        pending = Pending(put, nbytes, asyncio.get_running_loop().create_future(), region)
+        if room:
             self._note(pending)
+        else:
+            self._full.append(pending)
+            pending.answer.add_done_callback(lambda _: self._leave(pending))
         return pending.answer
+
+    def _leave(self, pending: Pending) -> None:
+        """One that waited for room has gone on, or given up."""
+        if pending in self._full:
+            self._full.remove(pending)
+            self._discard(pending.region)
+            self._go_on()
+
+    def _discard(self, region: Region | None) -> None:
+        """A put ends, and its values are not kept where they lie."""
 
     def _has_room(self, nbytes: int) -> bool:
         if not self._capacity:
@@ -85,23 +113,34 @@ class UnitService:
                 f"a put of {nbytes} bytes can never fit a storage unit of {self._capacity}",
                 fix="put fewer rows at once, or give the unit a larger capacity",
             )
-        return not self._full and self._nbytes + nbytes <= self._capacity
+        return not self._full and self._fits(nbytes)
 
-    def _learn(self, put: Put) -> Any:
+    def _fits(self, nbytes: int) -> bool:
+        return self._storage.stats().nbytes + self._coming + nbytes <= self._capacity
+
+    def _learn(self, put: Put, region: Region | None) -> Any:
         """The first of a partition: ask for its schema."""
-        described = self._ledger.describe(put.partition)
+        try:
+            described = self._ledger.describe(put.partition)
+        except HeadraceError:
+            self._discard(region)
+            raise
         if isinstance(described, asyncio.Future):
-            return asyncio.ensure_future(self._learn_later(put, described))
+            return asyncio.ensure_future(self._learn_later(put, region, described))
         self._schemas[put.partition] = Schema(described.spec)
-        return self.put(put)
+        return self._take(put, region)
 
-    async def _learn_later(self, put: Put, described: asyncio.Future[Described]) -> Noted:
-        self._schemas[put.partition] = Schema((await described).spec)
-        answer: Noted = await self.put(put)
+    async def _learn_later(self, put: Put, region: Region | None, described: asyncio.Future[Described]) -> Noted:
+        try:
+            self._schemas[put.partition] = Schema((await described).spec)
+        except BaseException:  # raised again
+            self._discard(region)
+            raise
+        answer: Noted = await self._take(put, region)
         return answer
 
-    def _note(self, pending: _Pending) -> None:
-        self._nbytes += int(pending.nbytes.sum())
+    def _note(self, pending: Pending) -> None:
+        self._coming += int(pending.nbytes.sum())
         self._noting.append(pending)
         if self._told is None:
             self._tell()
@@ -120,14 +159,14 @@ class UnitService:
         else:
             self._keep_all(noting, noted)
 
-    def _note_of(self, pending: _Pending) -> Note:
+    def _note_of(self, pending: Pending) -> Note:
         put = pending.put
         tokens = self._schemas[put.partition].tokens(put)
         return Note(
             put.partition, put.rows, len(pending.nbytes), tuple(put.columns), pending.nbytes, tokens, put.version
         )
 
-    def _heard(self, call: asyncio.Future[list[Noted]], noting: list[_Pending]) -> None:
+    def _heard(self, call: asyncio.Future[list[Noted]], noting: list[Pending]) -> None:
         self._told = None
         if self._noting:
             self._tell()
@@ -137,65 +176,86 @@ class UnitService:
         else:
             self._keep_all(noting, call.result())
 
-    def _refused(self, noting: list[_Pending], error: BaseException) -> None:
+    def _refused(self, noting: list[Pending], error: BaseException) -> None:
         for pending in noting:
-            self._nbytes -= int(pending.nbytes.sum())
+            self._coming -= int(pending.nbytes.sum())
+            self._discard(pending.region)
             _fail(pending.answer, error)
+        asyncio.get_running_loop().call_soon(self._go_on)
 
-    def _keep_all(self, noting: list[_Pending], noted: list[Noted]) -> None:
+    def _keep_all(self, noting: list[Pending], noted: list[Noted]) -> None:
         for pending, answer in zip(noting, noted, strict=True):
             self._keep(pending, answer)
         for partition in {pending.put.partition for pending in noting}:
             self._ledger.kept(partition)
+        if self._full:  # what was not kept has left room
+            asyncio.get_running_loop().call_soon(self._go_on)
 
-    def _keep(self, pending: _Pending, noted: Noted) -> None:
-        batch = Batch(rows=noted.rows, columns=pending.put.columns)
-        if len(noted.refused):
-            kept = np.flatnonzero(noted.refused == 0)
-            self._nbytes -= int(pending.nbytes.sum() - pending.nbytes[kept].sum())
-            batch = batch.take(kept)
+    def _keep(self, pending: Pending, noted: Noted) -> None:
+        self._coming -= int(pending.nbytes.sum())
+        kept = np.flatnonzero(noted.refused == 0) if len(noted.refused) else None
         try:
-            self._storage.put(batch)
-        except Exception as error:  # of a plugin: whoever put it is told
+            self._store(pending, noted.rows, kept)
+        except Exception as error:  # of a plugin: whoever put it is told, and the ledger
+            self._discard(pending.region)
+            self._unkept(pending.put, noted.rows if kept is None else noted.rows[kept])
             _fail(pending.answer, error)
             return
         if not pending.answer.done():
             pending.answer.set_result(noted)
 
+    def _store(self, pending: Pending, rows: Array, kept: Array | None) -> None:
+        """``kept``: places of the rows that the ledger has taken; None for all."""
+        batch = Batch(rows=rows, columns=pending.put.columns)
+        self._storage.put(batch if kept is None else batch.take(kept))
+
+    def _unkept(self, put: Put, rows: Array) -> None:
+        groups = np.unique(rows // self._schemas[put.partition].group_size).tolist()
+        self._ledger.unkept(Unkept(put.partition, groups, put.rows is None))
+
     # ------------------------------------------------------------ consumers
 
     def read(self, rows: Array, columns: tuple[str, ...]) -> Batch:
         """What the unit keeps. LostRowsError when it does not keep all of it."""
-        try:
+        with lost_rows():
             return self._storage.get(rows.tolist(), columns)
-        except KeyError as error:
-            raise LostRowsError(f"a storage unit has not all of the rows it was asked for: {error.args[0]}") from error
+
+    def leased(self, rows: Array, columns: tuple[str, ...]) -> dict[str, Column] | None:
+        """What goes along with a lease; None when it is better fetched."""
+        return dict(self.read(rows, columns).columns)
+
+    @rpc
+    def segments(self, request: None) -> str:
+        """The directory of the memory that this unit shares; "" for none."""
+        return ""
 
     @rpc
     def get(self, fetch: Fetch) -> Any:
         """Read."""
+        return self._when_kept(lambda: self.read(fetch.rows, fetch.columns))
+
+    def _when_kept(self, read: Callable[[], T]) -> T | asyncio.Future[T]:
         try:
-            return self.read(fetch.rows, fetch.columns)
+            return read()
         except LostRowsError:
             if self._told is None:
                 raise
-            return asyncio.ensure_future(self._get_later(fetch, self._told))
-
-    async def _get_later(self, fetch: Fetch, told: asyncio.Future[list[Noted]]) -> Batch:
-        """The ledger may have offered rows whose acceptance is still on its way here."""
-        await asyncio.wait([told])  # by then it was heard, whose callback is the older one, and its values are kept
-        return self.read(fetch.rows, fetch.columns)
+            return asyncio.ensure_future(_later(read, self._told))
 
     @rpc
     def delete(self, rows: Array) -> None:
         """Free; puts that waited for room go on."""
         self._storage.delete(rows.tolist())
-        if self._capacity:
-            self._nbytes = self._storage.stats().nbytes
-            while self._full and self._nbytes + int(self._full[0].nbytes.sum()) <= self._capacity:
-                pending = self._full.popleft()
-                if not pending.answer.done():
-                    self._note(pending)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Puts for which there is room now."""
+        while self._full and self._fits(int(self._full[0].nbytes.sum())):
+            pending = self._full.popleft()
+            if pending.answer.done():
+                self._discard(pending.region)
+            else:
+                self._note(pending)
 
     @rpc
     def unit_stats(self, request: None) -> StorageStats:
@@ -204,9 +264,26 @@ class UnitService:
 
     async def close(self) -> None:
         """Waiting producers are told."""
-        for pending in self._full:
+        while self._full:
+            pending = self._full.popleft()
+            self._discard(pending.region)
             _fail(pending.answer, RunError("the storage unit was closed while a put waited for room"))
         self._storage.close()
+
+
+@contextmanager
+def lost_rows() -> Iterator[None]:
+    """What a storage does not find."""
+    try:
+        yield
+    except KeyError as error:
+        raise LostRowsError(f"a storage unit has not all of the rows it was asked for: {error.args[0]}") from error
+
+
+async def _later(read: Callable[[], T], told: asyncio.Future[list[Noted]]) -> T:
+    """The ledger may have offered rows whose acceptance is still on its way here."""
+    await asyncio.wait([told])  # by then it was heard, whose callback is the older one, and its values are kept
+    return read()
 
 
 def _fail(answer: asyncio.Future[Noted], error: BaseException) -> None:

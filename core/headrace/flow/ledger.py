@@ -84,6 +84,14 @@ class Ledger(GroupTable):
             self._discard(group)
         return lost
 
+    def give_up(self, groups: Array) -> tuple[Array, Array]:
+        """Those of ``groups`` that are open leave, those on lease too; returns both kinds, these apart."""
+        present = self._present(groups)
+        leased = (self._column_of("state", present) == _LEASED).any(axis=1)
+        for group in present.tolist():
+            self._discard(group)
+        return present[~leased], present[leased]
+
     # ------------------------------------------------------------ an earlier run
 
     def restore(self, state: FlowState) -> None:

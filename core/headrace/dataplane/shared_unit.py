@@ -1,0 +1,73 @@
+"""A storage unit whose values lie in shared memory: those of large puts are neither received nor sent.
+
+Invariant: a region that was opened is adopted when the ledger has taken its rows, and abandoned in every other case.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.contract import Array, Column, Region, SharedMemory, Storage
+from headrace.dataplane.links import LedgerLink
+from headrace.dataplane.messages import Fetch, Found, Put, PutPlaced, Reserve, Reserved
+from headrace.dataplane.shared import SHARED_BYTES
+from headrace.dataplane.unit import Pending, UnitService, lost_rows
+from headrace.wire import rpc
+
+
+class SharedUnitService(UnitService):
+    """``storage`` is SharedMemory too."""
+
+    def __init__(self, storage: Storage, *, ledger: LedgerLink, capacity: int = 0) -> None:
+        super().__init__(storage, ledger=ledger, capacity=capacity)
+        assert isinstance(storage, SharedMemory)
+        self._shared: SharedMemory = storage
+
+    @rpc
+    def segments(self, request: None) -> str:
+        return self._shared.directory
+
+    @rpc
+    def reserve(self, request: Reserve) -> Reserved:
+        """Bytes for a producer to write to."""
+        return Reserved(self._shared.reserve(request.nbytes, owner=request.owner))
+
+    @rpc
+    def put_placed(self, put: PutPlaced) -> Any:
+        """:meth:`put` of values that lie in a reserved region."""
+        columns = self._shared.open(put.region, put.columns)
+        return self._take(Put(put.partition, put.rows, columns, put.version), put.region)
+
+    @rpc
+    def locate(self, fetch: Fetch) -> Any:
+        """:meth:`get` that sends only what is small, and says where the rest lies."""
+        return self._when_kept(lambda: self._found(fetch))
+
+    def _found(self, fetch: Fetch) -> Found:
+        rows = fetch.rows.tolist()
+        with lost_rows():
+            placed = self._shared.locate(rows, fetch.columns)
+            small = [name for name, where in placed.items() if where.nbytes < SHARED_BYTES]
+            sent = self._storage.get(rows, small).columns
+        return Found(dict(sent), {name: where for name, where in placed.items() if name not in sent})
+
+    def leased(self, rows: Array, columns: tuple[str, ...]) -> dict[str, Column] | None:
+        found = self._found(Fetch(rows, columns))
+        return None if found.placed else found.sent
+
+    def _store(self, pending: Pending, rows: Array, kept: Array | None) -> None:
+        if pending.region is not None and kept is None:
+            self._shared.adopt(pending.region, rows)
+            return
+        super()._store(pending, rows, kept)
+        self._discard(pending.region)
+
+    def _discard(self, region: Region | None) -> None:
+        if region is not None:
+            self._shared.abandon(region)
+
+
+def unit_service(storage: Storage, *, ledger: LedgerLink, capacity: int = 0) -> UnitService:
+    """What serves a storage."""
+    kind = SharedUnitService if isinstance(storage, SharedMemory) else UnitService
+    return kind(storage, ledger=ledger, capacity=capacity)
