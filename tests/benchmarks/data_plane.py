@@ -12,6 +12,7 @@ counts is the median of the rounds' ratios, since the machine's own speed change
     ragged       256 rows of log-normal length, tokens and log-probs    MB a second
     text         1024 rows of 2048 tokens and log-probs                 MB a second
     megabyte     128 rows of 1 MB                                       MB a second
+    shared       megabyte, with units whose memory is shared, next to a memcpy of the same bytes; get gives views
     latency      put until a consumer that waits in another thread has the row   seconds, p50
 
 A lease here is acknowledged afterwards, outside the measured time. ``growth`` is of the ledger alone, in this process:
@@ -37,7 +38,7 @@ from typing import Any
 
 import numpy as np
 from demo import progress, use_two_cores
-from sides import Side, bare_store, our_plane, transfer_queue
+from sides import Memcpy, Side, bare_store, our_plane, transfer_queue
 from timing import median_ratio
 from workloads import memcpy_rate, waiting, workloads
 
@@ -110,6 +111,17 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             load = waiting()
             result[load.name] = compare(lambda side: {"seconds": side.latency(load)}, sides, options.rounds)
             show(load.name, result[load.name])
+    if "shared" in options.only:
+        load = next(load for load in workloads() if load.name == "megabyte")
+        (folder / "shared").mkdir(0o700)
+        with (
+            tempfile.TemporaryDirectory(dir="/dev/shm") as memory,
+            our_plane(folder / "shared", units=options.units, tcp=tcp, keys=keys, shared=memory) as side,
+        ):
+            result["shared"] = compare(
+                lambda side: side.rates(load), {"ours": side, "memcpy": Memcpy()}, options.rounds
+            )
+        show("shared", result["shared"])
     result["memcpy"] = memcpy_rate()
     if "growth" in options.only:
         (small, _), (large, nbytes) = growth(1_000), growth(1_000_000)
@@ -124,7 +136,7 @@ def show(name: str, compared: Mapping[str, Any]) -> None:
 
 def main() -> int:
     """Print the result."""
-    names = [*(load.name for load in workloads()), "latency", "growth"]
+    names = [*(load.name for load in workloads()), "shared", "latency", "growth"]
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count")

@@ -18,12 +18,14 @@ import numpy as np
 import zmq
 from bare_store import BareClient
 from timing import latency, rate
-from workloads import Workload
+from workloads import Workload, memcpy_rate
 
+from headrace.contract import Storage
 from headrace.dataplane import DataPlane, Partition, PartitionSpec
 from headrace.dataplane.serve import serve_ledger, serve_unit
 from headrace.wire import BlockingClient, Keys
 from headrace_storage.memory import MemoryStorage
+from headrace_storage.shared_memory import SharedMemoryStorage
 
 CONSUMER = "train"
 
@@ -43,12 +45,16 @@ class Side(Protocol):
 # ---------------------------------------------------------------- headrace
 
 
-def run_ledger(address: str, keys: Keys | None, reached: Any) -> None:
-    asyncio.run(serve_ledger(address, MemoryStorage(None), keys=keys, ready=reached.put))
+def storage(shared: str) -> Storage:
+    return SharedMemoryStorage(SharedMemoryStorage.Settings(directory=shared)) if shared else MemoryStorage(None)
 
 
-def run_unit(address: str, ledger: str, keys: Keys | None, reached: Any) -> None:
-    asyncio.run(serve_unit(address, MemoryStorage(None), ledger=ledger, keys=keys, ready=reached.put))
+def run_ledger(address: str, shared: str, keys: Keys | None, reached: Any) -> None:
+    asyncio.run(serve_ledger(address, storage(shared), keys=keys, ready=reached.put))
+
+
+def run_unit(address: str, shared: str, ledger: str, keys: Keys | None, reached: Any) -> None:
+    asyncio.run(serve_unit(address, storage(shared), ledger=ledger, keys=keys, ready=reached.put))
 
 
 class Ours:
@@ -91,19 +97,20 @@ class Ours:
 
 
 @contextmanager
-def our_plane(folder: Path, *, units: int, tcp: bool, keys: Keys | None) -> Iterator[Ours]:
-    """A ledger that is a storage unit too, and further units in processes of their own."""
+def our_plane(folder: Path, *, units: int, tcp: bool, keys: Keys | None, shared: str = "") -> Iterator[Ours]:
+    """A ledger that is a storage unit too, and further units in processes of their own. ``shared``: the
+    directory of their shared memory, if it is to be shared."""
     spawn = multiprocessing.get_context("spawn")
     reached = spawn.Queue()
 
     def address(name: str) -> str:
         return "tcp://127.0.0.1:0" if tcp else f"ipc://{folder}/{name}"
 
-    processes = [spawn.Process(target=run_ledger, args=(address("ledger"), keys, reached), daemon=True)]
+    processes = [spawn.Process(target=run_ledger, args=(address("ledger"), shared, keys, reached), daemon=True)]
     processes[0].start()
     ledger = reached.get()
     for number in range(units):
-        arguments = (address(f"unit-{number}"), ledger, keys, reached)
+        arguments = (address(f"unit-{number}"), shared, ledger, keys, reached)
         processes.append(spawn.Process(target=run_unit, args=arguments, daemon=True))
         processes[-1].start()
         reached.get()
@@ -200,3 +207,16 @@ def transfer_queue(python: Path, folder: Path) -> Iterator[TransferQueue]:
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
         yield TransferQueue(process, folder)
+
+
+# ---------------------------------------------------------------- the limit that memory sets
+
+
+class Memcpy:
+    """One copy of a put's bytes in each direction."""
+
+    def rates(self, load: Workload) -> dict[str, float]:
+        return {"put": memcpy_rate(), "get": memcpy_rate()}
+
+    def latency(self, load: Workload) -> float:
+        return 0.0

@@ -68,8 +68,8 @@ class Stream:
     # ------------------------------------------------------------ the rank
 
     def step(self, *, deadline: float = 3600.0) -> Iterator[Batch]:
-        """The micro-batches of one optimiser step. DeadlineError when one does not come in time; whatever ended the
-        fetching is raised here."""
+        """The micro-batches of one optimiser step, valid until they are acknowledged: see :meth:`Partition.get`.
+        DeadlineError when one does not come in time; whatever ended the fetching is raised here."""
         missing = self._step_groups
         while missing:
             fetched = self._next(deadline)
