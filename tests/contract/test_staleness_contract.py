@@ -7,8 +7,10 @@ import pytest
 from headrace.contract import StalenessPolicy
 from headrace.testing import FakeStaleness
 from headrace.testing.suites import StalenessContract
+from headrace_staleness.delayed_update import DelayedUpdate
 from headrace_staleness.multi_version import MultiVersion
 from headrace_staleness.synchronous import Synchronous
+from headrace_staleness.windowed import Windowed
 
 
 class TestSynchronous(StalenessContract):
@@ -22,6 +24,18 @@ class TestMultiVersion(StalenessContract):
     def plugin(self, request: pytest.FixtureRequest) -> StalenessPolicy:
         bound, outstanding = request.param
         return MultiVersion(MultiVersion.Settings(max_staleness=bound, outstanding_batches=outstanding))
+
+
+class TestWindowed(StalenessContract):
+    @pytest.fixture(params=[0, 1, 2, 4])
+    def plugin(self, request: pytest.FixtureRequest) -> StalenessPolicy:
+        return Windowed(Windowed.Settings(max_staleness=request.param))
+
+
+class TestDelayedUpdate(StalenessContract):
+    @pytest.fixture
+    def plugin(self) -> StalenessPolicy:
+        return DelayedUpdate(DelayedUpdate.Settings())
 
 
 class TestFakeStaleness(StalenessContract):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.contract import StalenessPolicy
+from headrace_staleness.delayed_update import DelayedUpdate
 from headrace_staleness.multi_version import MultiVersion
 from headrace_staleness.synchronous import Synchronous
+from headrace_staleness.windowed import Windowed
 
 POLICIES: list[StalenessPolicy] = [
     *(
@@ -14,7 +16,16 @@ POLICIES: list[StalenessPolicy] = [
         for bound, outstanding in [(2, None), (1, None), (2, 1.5), (3, 3), (3, 1), (0, None)]
     ),
     Synchronous(Synchronous.Settings()),
+    *(Windowed(Windowed.Settings(max_staleness=bound)) for bound in (2, 1, 3, 0)),
+    DelayedUpdate(DelayedUpdate.Settings()),
 ]
+
+
+def most_in_flight(policy: StalenessPolicy) -> int:
+    """How many versions have unfinished groups at most. The gates on publication of the first two leave room for one
+    fewer."""
+    gated = isinstance(policy, MultiVersion | Synchronous)
+    return max(policy.max_staleness, 1) if gated else policy.max_staleness + 1
 
 
 @dataclass

@@ -59,4 +59,5 @@ class StalenessPolicy(Plugin, ABC):
 
     @abstractmethod
     def may_publish(self, view: FlowView) -> bool:
-        """Whether ``view.version + 1`` may be published."""
+        """Whether ``view.version + 1`` may be published, the batch of ``view.version`` being trained. A yes stands,
+        whatever is lost before it is published."""

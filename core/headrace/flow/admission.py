@@ -18,6 +18,8 @@ class Admission:
     def __init__(self, policy: StalenessPolicy, *, batch_groups: int) -> None:
         policy.check(batch_groups=batch_groups)
         self._policy = policy
+        self._publishable: int | None = None
+        """The version whose successor the policy has let be published."""
 
     def admits(self, view: FlowView, *, trained: bool) -> bool:
         """Whether one more group may start. ``trained``: the batch of this version is. A version that may be published
@@ -48,5 +50,8 @@ class Admission:
         return chosen
 
     def publishes(self, view: FlowView) -> bool:
-        """Whether the next version may be published, its batch being trained."""
-        return self._policy.may_publish(view)
+        """Whether the next version may be published, its batch being trained. A yes stands until that has happened:
+        publication takes its time, and groups may be lost meanwhile."""
+        if self._policy.may_publish(view):
+            self._publishable = view.version
+        return self._publishable == view.version

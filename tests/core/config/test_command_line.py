@@ -101,7 +101,7 @@ def test_graph_shows_a_phase_of_demonstrations_and_its_end(
 
 def test_plugins_lists_one_role_or_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "storage"]) == 0
-    assert capsys.readouterr().out.split()[:3] == ["storage", "memory", "headrace_storage.memory:MemoryStorage"]
+    assert capsys.readouterr().out.split()[:3] == ["storage", "disk", "headrace_storage.disk:DiskStorage"]
     assert main(["plugins"]) == 0
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} >= {"algorithm", "observer", "staleness"}
 

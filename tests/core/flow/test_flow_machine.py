@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from headrace.contract import StalenessPolicy
 from headrace.errors import StalenessError
 from headrace.flow import BatchLease, Flow, Switch
-from support.flow_model import POLICIES, Node, Trajectory
+from support.flow_model import POLICIES, Node, Trajectory, most_in_flight
 
 LOOKAHEAD = 1.25
 NAMES = ("a", "b", "c")
@@ -250,7 +250,7 @@ class FlowMachine(RuleBasedStateMachine):
         self.version += 1
         self.flow.published(self.version)
         self.batch_trained = self.could_publish = False
-        oldest = self.version - self.policy.max_staleness
+        oldest = self.version - most_in_flight(self.policy)
         assert all(version > oldest for version in self.flow.view().in_flight)
 
     @rule()
@@ -333,7 +333,7 @@ class FlowMachine(RuleBasedStateMachine):
         assert view.batch_taken == (self.batch_trained or self.lease is not None)
         assert view.in_flight == Counter(map(self.version_of, self.groups(complete=False)))
         assert view.ready == Counter(map(self.version_of, self.groups(complete=True)))
-        assert len(view.in_flight) <= max(self.policy.max_staleness, 1)
+        assert len(view.in_flight) <= most_in_flight(self.policy)
         could_publish = self.flow.may_publish()
         assert could_publish or not self.could_publish, "what may be published stays so"
         self.could_publish = could_publish

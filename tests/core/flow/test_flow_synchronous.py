@@ -1,4 +1,4 @@
-"""``max_staleness = 0`` is the synchronous run: both policies answer every question alike, on any schedule."""
+"""``max_staleness = 0`` is the synchronous run: all policies answer every question alike, on any schedule."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from headrace.contract import StalenessPolicy
 from headrace.flow import Flow
 from headrace_staleness.multi_version import MultiVersion
 from headrace_staleness.synchronous import Synchronous
+from headrace_staleness.windowed import Windowed
 
 
 def run(policy: StalenessPolicy, *, seed: int, events: int, batch_groups: int, group_size: int) -> list[Any]:
@@ -65,12 +66,13 @@ def run(policy: StalenessPolicy, *, seed: int, events: int, batch_groups: int, g
 @given(
     seed=st.integers(0, 2**32), events=st.integers(1, 200), batch_groups=st.integers(1, 4), group_size=st.integers(1, 3)
 )
-def test_multi_version_with_a_bound_of_zero_is_the_synchronous_policy(
+def test_a_policy_with_a_bound_of_zero_is_the_synchronous_policy(
     seed: int, events: int, batch_groups: int, group_size: int
 ) -> None:
     how: dict[str, Any] = {"seed": seed, "events": events, "batch_groups": batch_groups, "group_size": group_size}
     synchronous = run(Synchronous(Synchronous.Settings()), **how)
     assert run(MultiVersion(MultiVersion.Settings(max_staleness=0)), **how) == synchronous
+    assert run(Windowed(Windowed.Settings(max_staleness=0)), **how) == synchronous
 
 
 def test_the_schedules_compared_get_somewhere() -> None:

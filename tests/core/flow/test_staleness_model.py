@@ -14,8 +14,11 @@ import pytest
 from headrace.contract import FlowView, StalenessPolicy
 from headrace.errors import StalenessError
 from headrace.flow.batching import oldest_first
+from headrace_staleness.delayed_update import DelayedUpdate
 from headrace_staleness.multi_version import MultiVersion
 from headrace_staleness.synchronous import Synchronous
+from headrace_staleness.windowed import Windowed
+from support.flow_model import most_in_flight
 
 Ages = tuple[int, ...]
 
@@ -105,6 +108,10 @@ def multi_version(max_staleness: int, outstanding_batches: float | None = None) 
     return MultiVersion(MultiVersion.Settings(max_staleness=max_staleness, outstanding_batches=outstanding_batches))
 
 
+def windowed(max_staleness: int) -> Windowed:
+    return Windowed(Windowed.Settings(max_staleness=max_staleness))
+
+
 @pytest.mark.parametrize(
     ("policy", "batch_groups"),
     [
@@ -116,6 +123,12 @@ def multi_version(max_staleness: int, outstanding_batches: float | None = None) 
         (multi_version(2, 1.5), 2),
         (multi_version(3, 3), 2),
         (multi_version(4), 2),
+        (windowed(0), 3),
+        (windowed(1), 3),
+        (windowed(2), 2),
+        (windowed(3), 1),
+        (DelayedUpdate(DelayedUpdate.Settings()), 1),
+        (DelayedUpdate(DelayedUpdate.Settings()), 3),
     ],
 )
 def test_no_state_is_too_stale_or_stuck(policy: StalenessPolicy, batch_groups: int) -> None:
@@ -123,7 +136,7 @@ def test_no_state_is_too_stale_or_stuck(policy: StalenessPolicy, batch_groups: i
     states, stuck = Model(policy, batch_groups=batch_groups).explore()
     assert len(states) > batch_groups
     assert stuck == []
-    live = max(policy.max_staleness, 1)
+    live = most_in_flight(policy)
     assert all(sum(count > 0 for count in state.in_flight) <= live for state in states)
 
 

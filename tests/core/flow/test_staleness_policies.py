@@ -6,12 +6,22 @@ import pytest
 
 from headrace.contract import FlowView
 from headrace.errors import StalenessError
+from headrace_staleness.delayed_update import DelayedUpdate
 from headrace_staleness.multi_version import MultiVersion
 from headrace_staleness.synchronous import Synchronous
+from headrace_staleness.windowed import Windowed
 
 
 def multi_version(max_staleness: int, outstanding_batches: float | None = None) -> MultiVersion:
     return MultiVersion(MultiVersion.Settings(max_staleness=max_staleness, outstanding_batches=outstanding_batches))
+
+
+def windowed(max_staleness: int) -> Windowed:
+    return Windowed(Windowed.Settings(max_staleness=max_staleness))
+
+
+def delayed_update(max_staleness: int = 1) -> DelayedUpdate:
+    return DelayedUpdate(DelayedUpdate.Settings(max_staleness=max_staleness))
 
 
 def view(
@@ -57,10 +67,25 @@ def test_the_synchronous_policy_knows_no_other_bound_than_zero() -> None:
     assert caught.value.fix == 'leave max_staleness out, or set policy = "multi_version"'
 
 
+@pytest.mark.parametrize("max_staleness", [0, 2, -1])
+def test_the_delayed_update_knows_no_other_bound_than_one(max_staleness: int) -> None:
+    delayed_update().check(batch_groups=4)
+    with pytest.raises(StalenessError, match=f"max_staleness = {max_staleness} != 1: .* 1 by definition") as caught:
+        delayed_update(max_staleness).check(batch_groups=4)
+    assert "set max_staleness = 1" in caught.value.fix
+
+
+def test_a_window_without_room_for_one_iteration_is_refused_with_the_inequality() -> None:
+    windowed(0).check(batch_groups=4)
+    with pytest.raises(StalenessError, match=r"max_staleness = -1 < 0: .* 0 - 0 <= -1 never holds"):
+        windowed(-1).check(batch_groups=4)
+
+
 def test_only_a_bound_of_zero_is_lockstep() -> None:
     assert Synchronous(Synchronous.Settings()).lockstep
     assert multi_version(0).lockstep
-    assert not multi_version(1).lockstep
+    assert windowed(0).lockstep
+    assert not any(policy.lockstep for policy in (multi_version(1), windowed(1), delayed_update()))
 
 
 def test_at_most_two_batches_are_outstanding_by_default() -> None:
@@ -96,3 +121,30 @@ def test_the_window_waits_for_what_is_in_flight_and_not_for_what_is_finished() -
     assert policy.may_publish(view(in_flight={10: 4}, ready={9: 1}))
     assert not multi_version(1).may_publish(view(in_flight={10: 1}))
     assert not multi_version(0).may_publish(view(in_flight={10: 1}))
+
+
+def test_a_window_of_whole_iterations_is_one_longer_than_the_bound_and_counts_the_one_in_training() -> None:
+    assert [windowed(bound).admit(view()) for bound in (0, 1, 3)] == [4, 8, 16]
+    assert [windowed(bound).admit(view(taken=True)) for bound in (0, 1, 3)] == [0, 4, 12]
+    assert windowed(1).admit(view(in_flight={9: 3}, ready={10: 4})) == 1
+
+
+def test_iterations_are_trained_in_the_order_in_which_they_started() -> None:
+    assert not windowed(2).may_take(view(in_flight={9: 1}, ready={10: 4}), {10: 4})
+    assert windowed(2).may_take(view(in_flight={10: 1}, ready={9: 2, 10: 2}), {9: 2, 10: 2})
+
+
+def test_the_producer_gate_is_the_only_one() -> None:
+    assert windowed(1).may_publish(view(taken=True, in_flight={10: 4}))
+
+
+def test_the_delayed_update_holds_one_iteration_beside_the_one_in_training() -> None:
+    policy = delayed_update()
+    assert [policy.admit(view(taken=taken)) for taken in (False, True)] == [4, 4]
+    assert policy.admit(view(taken=True, in_flight={10: 2}, ready={10: 1})) == 1
+
+
+def test_the_delayed_update_publishes_beside_an_iteration_that_was_dispatched_in_full() -> None:
+    policy = delayed_update()
+    assert not policy.may_publish(view(taken=True, in_flight={10: 3}))
+    assert policy.may_publish(view(taken=True, in_flight={10: 3}, ready={10: 1}))
