@@ -216,17 +216,21 @@ class SharedMemoryStorage(Storage, SharedMemory):
         begin: int,
         end: int,
     ) -> int:
-        """Values that lie in taken bytes. The rest of those is free."""
-        stored, replaced, at = 0, [], begin
-        for name, column in sorted(columns.items(), key=lambda item: starts[item[0]]):
-            places = [starts[name] + bound for bound in bounds(column)]
-            start, stop = places[0], places[-1]
-            alone = min((after - before for before, after in pairwise(places)), default=0) >= _LEAVES_ALONE
-            area = _Area(segment, start, stop, None if alone else len(rows))
-            replaced += self._index.keep(rows, name, column, zip(repeat(area), places[:-1], places[1:]))
-            self._pool.give(segment, at, start)
-            stored, at = stored + stop - start, stop
-        self._pool.give(segment, at, end)
+        """Values that lie in taken bytes, the rest of which is free with what lies before it."""
+        places = {name: [starts[name] + bound for bound in bounds(column)] for name, column in columns.items()}
+        small = {name for name, found in places.items() if _smallest(found) < _LEAVES_ALONE}
+        together = _Area(segment, begin, end, len(rows) * len(columns))  # all of a put that is small
+        order = sorted(columns, key=lambda name: (places[name][0], places[name][-1]))
+        stored, replaced = 0, []
+        for name, until in zip(order, [*(places[name][0] for name in order[1:]), end], strict=True):
+            found = places[name]
+            area = together
+            if len(small) < len(columns):
+                area = _Area(segment, found[0], until, len(rows) if name in small else None)
+                if name not in small:
+                    self._pool.give(segment, found[-1], until)
+            replaced += self._index.keep(rows, name, columns[name], zip(repeat(area), found[:-1], found[1:]))
+            stored += found[-1] - found[0]
         self._free(replaced)
         return stored
 
@@ -242,6 +246,10 @@ class SharedMemoryStorage(Storage, SharedMemory):
         extents.sort(key=lambda extent: (extent[0].name, extent[1]))
         for segment, start, stop in runs(extents):
             self._pool.give(segment, start, stop)
+
+
+def _smallest(places: Sequence[int]) -> int:
+    return min(after - before for before, after in pairwise(places))
 
 
 def _segment_runs(values: Iterable[tuple[_Area, int, int]]) -> Iterable[tuple[Segment, int, int]]:
