@@ -51,16 +51,32 @@ def test_a_run_leaves_everything_a_person_needs_and_its_audit_passes(start: Star
     assert "report.html" in run.stdout
 
 
-def test_synchronous_and_multi_version_without_staleness_train_the_same_rows_to_the_same_weights(
-    start: Start,
-) -> None:
-    first = start("staleness.policy=synchronous", "staleness.max_staleness=0")
-    assert first.wait() == 0, first.stderr
-    second = start("staleness.policy=multi_version", "staleness.max_staleness=0")
-    assert second.wait() == 0, second.stderr
-    assert trained_rows(first) == trained_rows(second)
-    assert digests(first) == digests(second)
+def test_policies_without_staleness_train_the_same_rows_to_the_same_weights(start: Start) -> None:
+    runs = []
+    for policy in ("synchronous", "multi_version", "windowed"):
+        runs.append(start(f"staleness.policy={policy}", "staleness.max_staleness=0", "phase.warm-up.steps=1"))
+        assert runs[-1].wait() == 0, runs[-1].stderr
+    first, *others = runs
     assert len(set(digests(first))) == len(digests(first)), "every batch must change the weights"
+    for other in others:
+        assert trained_rows(first) == trained_rows(other)
+        assert digests(first) == digests(other)
+
+
+def test_a_run_under_a_window_of_iterations_passes_its_audit(start: Start) -> None:
+    run = start("staleness.policy=windowed", "phase.warm-up.steps=1")
+    assert run.wait() == 0, run.stderr
+    audit = audit_run(run.directory)
+    assert audit.ok
+    assert set(audit.summary["staleness"]["rl"]) <= {0, 1, 2}
+
+
+def test_a_run_under_the_delayed_update_trains_every_batch_but_the_first_one_version_late(start: Start) -> None:
+    run = start("staleness.policy=delayed_update", "staleness.max_staleness=1", "phase.warm-up.steps=1")
+    assert run.wait() == 0, run.stderr
+    audit = audit_run(run.directory)
+    assert audit.ok
+    assert audit.summary["staleness"]["rl"] == {0: 32, 1: 4 * 32}
 
 
 def test_a_run_over_tcp_passes_its_audit_and_writes_no_key_anywhere(start: Start) -> None:
