@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import headrace
-from headrace.errors import ConfigError, HeadraceError, PluginError, StalenessError, WiringError
+from headrace.errors import ConfigError, HeadraceError, PluginError, RunError, StalenessError, WiringError
 
 if TYPE_CHECKING:
     from headrace.config import Job
@@ -57,7 +57,9 @@ def command_parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--run-dir", type=Path, metavar="DIR", help="directory of this run, instead of a new one")
     _job_arguments(_command(commands, "check", _check, "say what is wrong with a job, without starting anything"))
-    _job_arguments(_command(commands, "graph", _graph, "show a job's processes and who talks to whom"))
+    graph = _command(commands, "graph", _graph, "show a job's processes, who talks to whom, and each phase's stages")
+    _job_arguments(graph)
+    graph.add_argument("--svg", type=Path, metavar="FILE", help="draw the phases' stages into this file instead")
     plugins = _command(commands, "plugins", _plugins, "list the installed plugins")
     plugins.add_argument("role", nargs="?", metavar="ROLE", help="only this role's")
     audit = _command(commands, "audit", _audit, "prove from a run's event log that nothing was lost or trained twice")
@@ -121,9 +123,20 @@ def _check(options: argparse.Namespace) -> int:
 
 def _graph(options: argparse.Namespace) -> int:
     job = _checked(options)
-    from headrace.graph import describe
+    from headrace.graph import describe, draw
 
-    print(describe(job))
+    if options.svg is None:
+        print(describe(job))
+        return 0
+    try:
+        options.svg.write_text(draw(job), encoding="utf-8")
+    except OSError as error:
+        raise RunError(
+            f"the picture cannot be written: {error.strerror or error}",
+            origin=f"--svg {options.svg}",
+            fix="name a file in a folder that is there and may be written to",
+        ) from error
+    print(options.svg)
     return 0
 
 

@@ -1,20 +1,18 @@
-"""A job's processes, who talks to whom, and which columns travel: for reading, before anything starts.
-
-Invariant: what is shown follows from the job and the plugins' declarations alone.
-"""
+"""A job as text: its processes, who talks to whom, and what each phase does to its rows."""
 
 from __future__ import annotations
 
-from headrace.config import Job, Phase
-from headrace.contract import Algorithm, AlgorithmNeeds
+from headrace.config import Job
+from headrace.contract import AlgorithmNeeds
 from headrace.contract.columns import BEHAVIOUR_LOGPROBS, GROUP, LOSS_MASK, REWARD, TOKENS, TRUNCATED, VERSION
-from headrace.registry import load, settings_of
+from headrace.flow.stages import flowing, stages_of
+from headrace.graph.phases import needs_of
 
 STORED = (TOKENS, LOSS_MASK, BEHAVIOUR_LOGPROBS, REWARD, GROUP, VERSION, TRUNCATED)
 
 
 def describe(job: Job) -> str:
-    """The graph as text: processes, edges, phases."""
+    """Processes, edges, phases."""
     return "\n".join([*_processes(job), "", *_edges(job), "", *_phases(job)])
 
 
@@ -56,7 +54,7 @@ def _edges(job: Job) -> list[str]:
 def _phases(job: Job) -> list[str]:
     lines = ["phases"]
     for phase in job.phases:
-        needs, batch = _needs(phase), phase.batch
+        needs, batch = needs_of(phase), phase.batch
         end = f", or until {phase.until.metric} >= {phase.until.at_least:g}" if phase.until else ""
         source = "rollouts" if needs.rollout else "the environment's demonstrations"
         lines += [
@@ -71,6 +69,7 @@ def _phases(job: Job) -> list[str]:
         computed = [name for name, wanted in _computed(needs) if wanted]
         if computed:
             lines.append(f"    trainer    also computes {', '.join(computed)}")
+        lines += ["    stages, and the columns that go from one to the next", *_stages(needs)]
     return lines
 
 
@@ -81,11 +80,9 @@ def _computed(needs: AlgorithmNeeds) -> list[tuple[str, bool]]:
     ]
 
 
-def _needs(phase: Phase) -> AlgorithmNeeds:
-    spec = phase.algorithm
-    cls = load(spec.role, spec.use, directory=spec.directory, origin=spec.origin)
-    assert issubclass(cls, Algorithm), "load checks the class"
-    return cls.needs(settings_of(cls, spec.settings, origin=spec.origin))
+def _stages(needs: AlgorithmNeeds) -> list[str]:
+    edges = flowing(stages_of(needs))
+    return [f"      {edge.source:<11} -> {edge.target:<9}  {', '.join(edge.columns)}" for edge in edges]
 
 
 def _threads(count: int) -> str:
