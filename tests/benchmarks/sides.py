@@ -202,6 +202,7 @@ def transfer_queue(python: Path, folder: Path) -> Iterator[TransferQueue]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else Ray keeps one in the user's home
+        "OMP_WAIT_POLICY": "passive",  # else its threads spin, which beside others' work costs it up to ten times
         "TQ_LOGGING_LEVEL": "ERROR",  # else every put and get logs how many cores there are
     }
     pipe = subprocess.PIPE
