@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 
 from headrace.contract import Array
 
+_SPARE = 64
+"""Entries of leases that have ended which are always borne with."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lease:
@@ -20,7 +23,7 @@ class Lease:
 
 
 class Leases:
-    """Those that are held. Each operation costs O(log leases)."""
+    """Those that are held. Each operation costs O(log leases), amortised; memory is O(leases)."""
 
     def __init__(self) -> None:
         self._held: dict[int, Lease] = {}
@@ -59,6 +62,9 @@ class Leases:
     def _hold(self, lease: Lease) -> None:
         self._held[lease.lease] = lease
         heapq.heappush(self._deadlines, (lease.deadline, lease.lease))
+        if len(self._deadlines) > 2 * len(self._held) + _SPARE:  # most have ended long before their deadline
+            self._deadlines = [(held.deadline, held.lease) for held in self._held.values()]
+            heapq.heapify(self._deadlines)
 
     def _get(self, lease: int) -> Lease:
         if lease not in self._held:

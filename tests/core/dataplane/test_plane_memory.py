@@ -9,6 +9,7 @@ import pytest
 from headrace.contract import Ragged
 from headrace.dataplane import ColumnSchema, Partition, PartitionSpec
 from headrace.errors import DeadlineError
+from headrace.flow.leases import Leases
 from headrace.flow.ledger import Ledger
 from support.plane_world import World
 
@@ -45,6 +46,18 @@ def test_a_ledger_s_arrays_are_as_large_after_two_thousand_cycles_as_at_first() 
         ledger.expire(cycle)
     assert size_of(ledger) == empty
     assert (ledger.nbytes, ledger.buffered) == (0, 0)
+
+
+def test_leases_that_ended_are_forgotten_however_far_their_deadline() -> None:
+    leases, groups = Leases(), np.arange(1)
+    held = [leases.grant("train", groups, deadline) for deadline in (7.0, 3.0, 5.0)]
+    for number in range(1000):
+        leases.end(leases.grant("train", groups, 1e9 + number).lease)
+        leases.extend(held[2].lease, 5.0 + number)
+    assert len(leases) == 3
+    assert len(leases._deadlines) < 100
+    assert [leases.end(lease).lease for lease in leases.due(10.0)] == [held[1].lease, held[0].lease]
+    assert [leases.end(lease).lease for lease in leases.due(2e9)] == [held[2].lease]
 
 
 @pytest.fixture
