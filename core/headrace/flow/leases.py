@@ -52,7 +52,8 @@ class Leases:
         return held
 
     def due(self, now: float) -> Iterator[int]:
-        """Leases whose deadline has come, first deadline first; the caller ends each before it takes the next."""
+        """Leases whose deadline has come, first deadline first; one that was extended to the deadline that it had comes
+        twice, unless the caller ends it before it takes the next."""
         while self._deadlines and self._deadlines[0][0] <= now:
             deadline, lease = heapq.heappop(self._deadlines)
             held = self._held.get(lease)

@@ -269,8 +269,9 @@ class Ledger(GroupTable):
         return held
 
     def expire(self, now: float) -> tuple[Lease, ...]:
-        """Release the leases whose deadline has come."""
-        return tuple(self.release(lease) for lease in self.leases.due(now))
+        """Release the leases whose deadline has come; what the first of them held is the first to be leased again."""
+        due = tuple(dict.fromkeys(self.leases.due(now)))
+        return tuple(self.release(lease) for lease in reversed(due))[::-1]
 
     def acknowledge(self, lease: int) -> tuple[Lease, Array]:
         """The consumer is done with the groups. Returns also those that every consumer is done with: they left."""

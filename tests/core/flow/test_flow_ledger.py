@@ -106,6 +106,21 @@ def test_rows_of_a_lease_that_ran_out_are_ready_again() -> None:
         book.extend(first.lease, deadline=30.0)
 
 
+def test_what_several_leases_held_comes_back_in_its_order_when_they_run_out() -> None:
+    book = ledger(group_size=1)
+    for row in range(5):
+        book.open(version=0)
+        write(book, row, ("tokens",), nbytes=1)
+    for number in range(2):
+        lease = book.lease("reference", 2, deadline=5.0)
+        assert lease is not None
+        book.extend(number, deadline=5.0)
+    assert [lease.lease for lease in book.expire(5.0)] == [0, 1]
+    again = book.lease("reference", 5, deadline=9.0)
+    assert again is not None
+    assert again.groups.tolist() == [0, 1, 2, 3, 4]
+
+
 def test_a_dropped_group_is_never_leased() -> None:
     book = ledger(group_size=1)
     for version in (0, 0, 1):
