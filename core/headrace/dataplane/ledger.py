@@ -30,7 +30,7 @@ from headrace.dataplane.messages import (
     PartitionStats,
     Unkept,
 )
-from headrace.dataplane.partition import PartitionLedger
+from headrace.dataplane.partition import PartitionLedger, check_held_for, check_wait
 from headrace.dataplane.schema import Schema
 from headrace.dataplane.unit import UnitService
 from headrace.dataplane.units import Units
@@ -95,6 +95,7 @@ class LedgerService:
     @rpc
     def lost(self, call: LostCall) -> Any:
         """Groups whose values a unit has taken along: whoever made them makes them anew."""
+        check_wait(call.wait)
         return self._partition(call.partition).lost(call.wait)
 
     @rpc
@@ -166,6 +167,7 @@ class LedgerService:
     @rpc
     def extend(self, ref: LeaseRef) -> None:
         """The consumer needs longer."""
+        check_held_for(ref.seconds)
         with _held():
             self._partition(ref.partition).ledger.extend(ref.lease, deadline=monotonic() + ref.seconds)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable
+from math import inf
 from time import monotonic
 
 import numpy as np
@@ -65,7 +66,7 @@ class PartitionLedger:
         self._told_lost: asyncio.Future[list[int]] | None = None
 
     def check(self, call: LeaseCall) -> None:
-        """ContractError for a consumer or a column that there is not."""
+        """ContractError for a consumer or a column that there is not, and for numbers that mean nothing."""
         reads = self.spec.consumers.get(call.consumer)
         if reads is None:
             raise ContractError(
@@ -78,6 +79,17 @@ class PartitionLedger:
                     f"consumer {call.consumer!r} of partition {self.spec.name!r} asks for {column!r}",
                     fix=f"it reads {', '.join(reads)}",
                 )
+        if not 1 <= call.at_least <= call.groups:
+            raise ContractError(
+                f"a lease of {call.groups} groups, at least {call.at_least}", fix="1 <= at_least <= groups"
+            )
+        if min(call.token_budget, call.min_version) < 0:
+            raise ContractError(
+                f"a lease with token_budget = {call.token_budget} and min_version = {call.min_version}",
+                fix="both are at least 0",
+            )
+        check_wait(call.wait)
+        check_held_for(call.seconds)
 
     def lose(self, unit: int) -> None:
         """A unit is gone with its values."""
@@ -150,6 +162,18 @@ class PartitionLedger:
         if (units == unit).all():
             return Granted(lease.lease, table, unit)
         return Granted(lease.lease, table, 0, units)
+
+
+def check_wait(seconds: float) -> None:
+    """ContractError for what is no time to wait."""
+    if not 0 <= seconds < inf:
+        raise ContractError(f"a wait of {seconds} seconds", fix="wait for a number of seconds, at least 0")
+
+
+def check_held_for(seconds: float) -> None:
+    """ContractError for what is no time to hold a lease."""
+    if not 0 < seconds < inf:
+        raise ContractError(f"a lease held for {seconds} seconds", fix="hold it for a number of seconds above 0")
 
 
 def _give_up(future: asyncio.Future[Granted], call: LeaseCall) -> None:

@@ -114,7 +114,9 @@ class ReadyGroups:
         self._change(version, -1)
 
     def take(self, count: int, *, min_version: int | None = None) -> Array:
-        """Up to ``count`` groups leave, int64."""
+        """Up to ``count`` groups leave, int64. ValueError for less than none."""
+        if count < 0:
+            raise ValueError(f"{count} groups cannot be taken")
         found: list[Array] = []
         for version in self._from(min_version):
             while count and version in self._rings:

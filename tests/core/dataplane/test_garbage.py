@@ -8,6 +8,7 @@ what tells two versions apart.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -267,6 +268,10 @@ def to_unit(method: str, request: object) -> Nonsense:
     return lambda partition, _: partition._unit(1).call(method, request, reply=Any, deadline=5)
 
 
+def lease(groups: int, at_least: int, *, wait: float = 0.1, seconds: float = 1.0, **limits: int) -> Nonsense:
+    return tell("lease", LeaseCall("phase", "train", groups, at_least, wait, seconds, **limits))
+
+
 def spec(**changes: Any) -> PartitionSpec:
     return msgspec.structs.replace(SPEC, name="other", **changes)
 
@@ -276,6 +281,20 @@ def spec(**changes: Any) -> PartitionSpec:
     [
         (tell("lease", LeaseCall("none", "train", 1, 1, 0.1, 1.0)), ContractError, "no partition 'none'"),
         (tell("lease", LeaseCall("phase", "nobody", 1, 1, 0.1, 1.0)), ContractError, "no consumer 'nobody'"),
+        (lease(0, 0), ContractError, "a lease of 0 groups"),
+        (lease(-1, -1), ContractError, "a lease of -1 groups"),
+        (lease(2, 0), ContractError, "at least 0"),
+        (lease(2, 3), ContractError, "at least 3"),
+        (lease(1, 1, token_budget=-1), ContractError, "token_budget = -1"),
+        (lease(1, 1, min_version=-1), ContractError, "min_version = -1"),
+        (lease(1, 1, wait=math.nan), ContractError, "a wait of nan"),
+        (lease(1, 1, wait=math.inf), ContractError, "a wait of inf"),
+        (lease(1, 1, wait=-1.0), ContractError, "a wait of -1"),
+        (lease(1, 1, seconds=math.nan), ContractError, "held for nan"),
+        (lease(1, 1, seconds=math.inf), ContractError, "held for inf"),
+        (lease(1, 1, seconds=0.0), ContractError, "held for 0"),
+        (tell("extend", LeaseRef("phase", 0, math.nan)), ContractError, "held for nan"),
+        (tell("lost", LostCall("phase", math.nan)), ContractError, "a wait of nan"),
         (tell("acknowledge", LeaseRef("phase", -1)), RunError, "not held"),
         (tell("release", LeaseRef("phase", 1 << 60)), RunError, "not held"),
         (tell("extend", LeaseRef("phase", 99, 1.0)), RunError, "not held"),

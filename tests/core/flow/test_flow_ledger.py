@@ -222,3 +222,11 @@ def test_a_table_is_as_large_as_what_is_remembered() -> None:
     assert table.get("value", 4999).base.shape[0] <= 2 * FIRST_CAPACITY
     assert 4979 in table
     assert 4978 not in table
+
+
+def test_a_lease_of_less_than_nothing_is_refused_and_takes_nothing() -> None:
+    book = Ledger(group_size=1, columns=("a",), consumers={"x": ("a",)})
+    book.insert(1, 0, ("a",), nbytes=1)
+    with pytest.raises(ValueError, match="-1 groups"):
+        book.lease("x", -1, deadline=1.0)
+    assert book.ready("x") == {0: 1}
