@@ -86,12 +86,24 @@ class World:
         self._serving[address].cancel()
         self.settle()
 
+    def stall(self, address: str, seconds: float) -> None:
+        """A unit stands still, and then goes on without having noticed."""
+        methods = self._services[address]
+        self._serving[address].cancel()
+        self.settle()
+        self.wait(seconds)
+        self.serve(address, methods)
+
     def plane(self) -> DataPlane:
         return DataPlane(LEDGER, connect=lambda address: BlockingClient(self, address))  # type: ignore[arg-type, return-value]
 
+    def client(self, address: str) -> Client:
+        """Of somebody who need not wait for one answer before the next call."""
+        return Client(self, address)
+
     def say(self, address: str, method: str, request: object, reply: Any = NoneType) -> Flight:
         """A call by somebody who goes on meanwhile."""
-        flight = Flight(Client(self, address).submit(method, request, reply=reply, deadline=1000.0), 1000.0)
+        flight = Flight(self.client(address).submit(method, request, reply=reply, deadline=1000.0), 1000.0)
         self.settle()
         return flight
 

@@ -8,6 +8,7 @@ whatever leaves the ledger is deleted at the units that keep it.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
@@ -21,21 +22,26 @@ from headrace.dataplane.messages import (
     Described,
     Granted,
     Groups,
+    Join,
     LeaseCall,
     LeaseRef,
     LostCall,
+    Note,
     Noted,
     Notes,
     PartitionSpec,
     PartitionStats,
     Unkept,
 )
-from headrace.dataplane.partition import PartitionLedger, check_held_for, check_wait
+from headrace.dataplane.partition import ALL_KEPT, PartitionLedger, check_held_for, check_wait
 from headrace.dataplane.schema import Schema
 from headrace.dataplane.unit import UnitService
 from headrace.dataplane.units import Units
-from headrace.errors import ContractError, LostRowsError, RunError
+from headrace.errors import ContractError, HeadraceError, LostRowsError, RunError
 from headrace.wire import Client, rpc
+from headrace.wire.failures import to_failure, unexpected
+
+log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 0.25
 """How late a lease may end."""
@@ -68,10 +74,11 @@ class LedgerService:
         unit.numbered(self._own_number)
 
     @rpc
-    def join(self, address: str) -> int:
+    def join(self, unit: Join) -> int:
         """A storage unit is there, and still is: it says so every second. Returns its number. RunError for one that was
-        given up: its rows are, or will be, made anew."""
-        number = self._units.join(address)
+        given up: its rows are, or will be, made anew. Another process at an address has not what was there before."""
+        number = self._units.join(unit)
+        self._lose(self._units.lose_replaced(unit))
         self._watch()
         return number
 
@@ -116,12 +123,25 @@ class LedgerService:
     @rpc
     def note(self, notes: Notes) -> list[Noted]:
         """What a unit is about to keep. It answers its producers when it has this answer, so that what they know to be
-        stored is known here too. Consumers are told at once, but of rows in this process when these are kept."""
-        noted = [self._partition(note.partition).note(note, notes.unit) for note in notes.notes]
+        stored is known here too. Consumers are told at once, but of rows in this process when these are kept. Each
+        note is judged alone: what is wrong with one costs nobody but its producer. RunError for a unit that was given
+        up or never joined."""
+        self._units.require(notes.unit)
+        noted = [self._note(note, notes.unit) for note in notes.notes]
         if notes.unit != self._own_number:
-            for name in {note.partition for note in notes.notes}:
+            for name in {note.partition for note, answer in zip(notes.notes, noted, strict=True) if not answer.failed}:
                 self.kept(name)
         return noted
+
+    def _note(self, note: Note, unit: int) -> Noted:
+        try:
+            return self._partition(note.partition).note(note, unit)
+        except HeadraceError as error:
+            return _not_taken(error)
+        except Exception as error:
+            # The supervisor of notes: one note's bug ends that put, not those that came in the same word.
+            log.exception("a note of storage unit %d failed", unit)
+            return _not_taken(unexpected("note", error))
 
     def kept(self, partition: str) -> None:
         """Consumers that wait may have what is there."""
@@ -130,6 +150,7 @@ class LedgerService:
     @rpc
     def unkept(self, unkept: Unkept) -> None:
         """A storage unit could not keep what it had told of: no consumer gets those groups."""
+        self._units.require(unkept.unit)
         partition = self._partition(unkept.partition)
         self._free(partition, partition.give_up(np.array(unkept.groups, dtype=np.int64), new=unkept.new))
 
@@ -231,16 +252,23 @@ class LedgerService:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._look)
 
+    def _lose(self, units: list[int]) -> None:
+        for unit in units:
+            for partition in self._partitions.values():
+                partition.lose(unit)
+
     def _look(self) -> None:
         self._timer = None
         now = monotonic()
-        for unit in self._units.lose_silent(now):
-            for partition in self._partitions.values():
-                partition.lose(unit)
+        self._lose(self._units.lose_silent(now))
         for partition in self._partitions.values():
             if partition.ledger.expire(now):
                 self._serve(partition)
         self._watch()
+
+
+def _not_taken(error: HeadraceError) -> Noted:
+    return Noted(np.empty(0, dtype=np.int64), ALL_KEPT, to_failure(0, error))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from types import NoneType
 from typing import Protocol, TypeVar
 
 from headrace.contract import Array
-from headrace.dataplane.messages import Described, Noted, Notes, Unkept
+from headrace.dataplane.messages import Described, Join, Noted, Notes, Unkept
 from headrace.wire import Client
 
 T = TypeVar("T")
@@ -24,8 +24,8 @@ DEADLINE = 60.0
 class LedgerLink(Protocol):
     """What a unit needs of the ledger."""
 
-    def join(self, address: str, /) -> int | asyncio.Future[int]:
-        """The number of the unit that is reached there."""
+    def join(self, unit: Join, /) -> int | asyncio.Future[int]:
+        """The number of a unit."""
 
     def describe(self, partition: str, /) -> Described | asyncio.Future[Described]:
         """What a partition's columns are."""
@@ -53,9 +53,9 @@ class RemoteLedger:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    def join(self, address: str) -> asyncio.Future[int]:
+    def join(self, unit: Join) -> asyncio.Future[int]:
         return self._client.submit(
-            "join", address, reply=int, deadline=DEADLINE, awaiting="the ledger to take a storage unit"
+            "join", unit, reply=int, deadline=DEADLINE, awaiting="the ledger to take a storage unit"
         )
 
     def describe(self, partition: str) -> asyncio.Future[Described]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from headrace.contract import Array, Placed, Ragged, Region
+from headrace.wire.messages import Failure
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
@@ -38,6 +39,14 @@ class Described(Message, frozen=True):
     units: list[str]
 
 
+class Join(Message, frozen=True):
+    """A storage unit is reached at ``address``. ``process``: what no other unit calls itself, so that one that is
+    started anew at an address where another was is not taken for it."""
+
+    address: str
+    process: str
+
+
 class Put(Message, frozen=True):
     """Values to keep. ``rows``: int64, which rows get these columns; None for new rows, whose ids come back.
     ``version``: the policy version of new rows."""
@@ -68,10 +77,12 @@ class Notes(Message, frozen=True):
 
 
 class Noted(Message, frozen=True):
-    """``rows``: int64 [count]. ``refused``: int8 [count], 0 for those to keep; empty when all are."""
+    """``rows``: int64 [count]. ``refused``: int8 [count], 0 for those to keep; empty when all are. ``failed``: why the
+    ledger takes none of them, which its producer is told and nobody else."""
 
     rows: Array
     refused: Array
+    failed: Failure | None = None
 
 
 class Fetch(Message, frozen=True):
@@ -142,8 +153,10 @@ class PartitionStats(Message, frozen=True):
 
 
 class Unkept(Message, frozen=True):
-    """Groups of which a unit could not keep what it had told of. ``new``: nothing was kept of them before."""
+    """Groups of which a unit, by its number, could not keep what it had told of. ``new``: nothing was kept of them
+    before."""
 
+    unit: int
     partition: str
     groups: list[int]
     new: bool

@@ -15,7 +15,8 @@ from headrace.dataplane.messages import Granted, LeaseCall, Note, Noted, Partiti
 from headrace.errors import ContractError, DeadlineError
 from headrace.flow.ledger import Ledger
 
-_ALL_KEPT = np.empty(0, dtype=np.int8)
+ALL_KEPT = np.empty(0, dtype=np.int8)
+"""What ``Noted.refused`` is when no row was."""
 
 
 class Waiting:
@@ -126,7 +127,7 @@ class PartitionLedger:
         """What a unit is about to keep; new rows get their ids."""
         if note.rows is not None:
             outcome = self.ledger.write(note.rows, note.columns, nbytes=note.nbytes, tokens=note.tokens, unit=unit)
-            return Noted(note.rows, outcome if outcome.any() else _ALL_KEPT)
+            return Noted(note.rows, outcome if outcome.any() else ALL_KEPT)
         size = self.spec.group_size
         groups, over = divmod(note.count, size)
         if over:
@@ -136,7 +137,7 @@ class PartitionLedger:
         first = size * self.ledger.insert(
             groups, note.version, note.columns, nbytes=note.nbytes, tokens=note.tokens, unit=unit
         )
-        return Noted(np.arange(first, first + note.count), _ALL_KEPT)
+        return Noted(np.arange(first, first + note.count), ALL_KEPT)
 
     def grant(self, call: LeaseCall) -> Granted | None:
         """A lease, if there is enough."""

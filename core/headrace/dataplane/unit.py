@@ -8,6 +8,7 @@ rows leave. Invariant: a value is kept only when the ledger has taken the row.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,10 +19,11 @@ import numpy as np
 
 from headrace.contract import Array, Batch, Column, Region, Storage, StorageStats
 from headrace.dataplane.links import LedgerLink, settled
-from headrace.dataplane.messages import Described, Fetch, Note, Noted, Notes, Put, Unkept
+from headrace.dataplane.messages import Described, Fetch, Join, Note, Noted, Notes, Put, Unkept
 from headrace.dataplane.schema import Schema
 from headrace.errors import HeadraceError, LostRowsError, RunError
 from headrace.wire import rpc
+from headrace.wire.failures import from_failure
 
 T = TypeVar("T")
 
@@ -46,6 +48,8 @@ class UnitService:
         self._ledger = ledger
         self._capacity = capacity
         self._number = 0
+        """0: the ledger does not know the unit yet."""
+        self._process = secrets.token_hex(8)
         self._schemas: dict[str, Schema] = {}
         self._coming = 0
         """Bytes that the ledger is being told of."""
@@ -57,11 +61,13 @@ class UnitService:
 
     async def join(self, address: str) -> None:
         """Make the unit known: it is reached at ``address``."""
-        self.numbered(await settled(self._ledger.join(address)))
+        self.numbered(await settled(self._ledger.join(Join(address, self._process))))
 
     def numbered(self, number: int) -> None:
-        """The ledger knows the unit by this number."""
+        """The ledger knows the unit by this number; what was put before is told now."""
         self._number = number
+        if self._noting and self._told is None:
+            self._tell()
 
     async def stay(self, address: str) -> None:
         """Say every second that the unit is there. Ends with RunError when the ledger has given it up, and with
@@ -142,7 +148,7 @@ class UnitService:
     def _note(self, pending: Pending) -> None:
         self._coming += int(pending.nbytes.sum())
         self._noting.append(pending)
-        if self._told is None:
+        if self._number and self._told is None:
             self._tell()
 
     def _tell(self) -> None:
@@ -178,15 +184,23 @@ class UnitService:
 
     def _refused(self, noting: list[Pending], error: BaseException) -> None:
         for pending in noting:
-            self._coming -= int(pending.nbytes.sum())
-            self._discard(pending.region)
-            _fail(pending.answer, error)
+            self._refuse(pending, error)
         asyncio.get_running_loop().call_soon(self._go_on)
 
+    def _refuse(self, pending: Pending, error: BaseException) -> None:
+        self._coming -= int(pending.nbytes.sum())
+        self._discard(pending.region)
+        _fail(pending.answer, error)
+
     def _keep_all(self, noting: list[Pending], noted: list[Noted]) -> None:
+        partitions = set()
         for pending, answer in zip(noting, noted, strict=True):
+            if answer.failed is not None:
+                self._refuse(pending, from_failure(answer.failed))
+                continue
             self._keep(pending, answer)
-        for partition in {pending.put.partition for pending in noting}:
+            partitions.add(pending.put.partition)
+        for partition in partitions:
             self._ledger.kept(partition)
         if self._full:  # what was not kept has left room
             asyncio.get_running_loop().call_soon(self._go_on)
@@ -211,7 +225,7 @@ class UnitService:
 
     def _unkept(self, put: Put, rows: Array) -> None:
         groups = np.unique(rows // self._schemas[put.partition].group_size).tolist()
-        self._ledger.unkept(Unkept(put.partition, groups, put.rows is None))
+        self._ledger.unkept(Unkept(self._number, put.partition, groups, put.rows is None))
 
     # ------------------------------------------------------------ consumers
 

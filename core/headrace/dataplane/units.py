@@ -13,6 +13,7 @@ import numpy as np
 
 from headrace.contract import Array
 from headrace.dataplane.links import RemoteUnit, UnitLink
+from headrace.dataplane.messages import Join
 from headrace.errors import RunError
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ class Units:
     def __init__(self, connect: Callable[[str], RemoteUnit]) -> None:
         self._connect = connect
         self._addresses: list[str] = []
+        self._processes: list[str] = []
         self._links: list[UnitLink] = []
         self._seen: list[float] = []
         """When each was last heard of, or ``GONE``."""
@@ -36,22 +38,38 @@ class Units:
 
     def add_own(self, address: str, unit: UnitLink) -> int:
         """A unit in this process; it lives as long. Returns its number."""
-        return self._add(address, unit, inf)
+        return self._add(Join(address, ""), unit, inf)
 
-    def join(self, address: str) -> int:
+    def join(self, unit: Join) -> int:
         """A unit is there, or still is. Returns its number. RunError for one that was given up."""
-        if address not in self._addresses:
-            return self._add(address, self._connect(address), monotonic())
-        number = self._addresses.index(address) + 1
+        if unit.process not in self._processes:
+            return self._add(unit, self._connect(unit.address), monotonic())
+        number = self._processes.index(unit.process) + 1
         if self._seen[number - 1] == GONE:
             raise RunError(
-                f"the storage unit at {address} was silent for too long and was given up", fix="start another one"
+                f"the storage unit at {unit.address} was given up: it was silent too long, or another took its place",
+                fix="start another one",
             )
         self._seen[number - 1] = max(self._seen[number - 1], monotonic())
         return number
 
-    def _add(self, address: str, link: UnitLink, seen: float) -> int:
-        self._addresses.append(address)
+    def require(self, number: int) -> None:
+        """RunError for one that is gone, or never was there."""
+        if not 0 < number <= len(self._seen) or self._seen[number - 1] == GONE:
+            raise RunError(f"storage unit {number} is not in service", fix="start another one, and put the rows there")
+
+    def lose_replaced(self, unit: Join) -> list[int]:
+        """Give up those that were at the address of a unit which is another process; returns their numbers."""
+        others = [
+            number
+            for number, process in enumerate(self._processes, 1)
+            if process != unit.process and self.addresses()[number - 1] == unit.address
+        ]
+        return self._lose(others, "is another process now")
+
+    def _add(self, unit: Join, link: UnitLink, seen: float) -> int:
+        self._addresses.append(unit.address)
+        self._processes.append(unit.process)
         self._links.append(link)
         self._seen.append(seen)
         return len(self._addresses)
@@ -63,11 +81,14 @@ class Units:
     def lose_silent(self, now: float) -> list[int]:
         """Give up those that were silent for too long; returns their numbers."""
         silent = [number for number, seen in enumerate(self._seen, 1) if GONE < seen < now - SILENT_SECONDS]
-        for number in silent:
-            log.error("the storage unit at %s is silent: its rows are lost", self._addresses[number - 1])
+        return self._lose(silent, "is silent")
+
+    def _lose(self, numbers: list[int], why: str) -> list[int]:
+        for number in numbers:
+            log.error("the storage unit at %s %s: its rows are lost", self._addresses[number - 1], why)
             self._seen[number - 1] = GONE
             self._freed.pop(number, None)
-        return silent
+        return numbers
 
     def free(self, rows: Array, units: Array) -> None:
         """Have rows deleted, once for everything that leaves in one turn of the loop. ``units``: int16 [rows, columns],

@@ -1,0 +1,96 @@
+"""Mistakes of one producer, consumer or storage unit, which cost nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.contract import Array
+from headrace.dataplane import ColumnSchema, Partition, PartitionSpec
+from headrace.dataplane.messages import Note, Noted, Notes, Put, Unkept
+from headrace.errors import ContractError, RunError
+from support.plane_world import LEDGER, World
+
+COLUMNS = {"a": ColumnSchema("float32"), "b": ColumnSchema("float32")}
+READS: dict[str, tuple[str, ...]] = {"x": ("a",), "y": ("a", "b")}
+
+
+def create(world: World, *, group_size: int = 1) -> Partition:
+    return world.plane().create(PartitionSpec("p", COLUMNS, READS, group_size))
+
+
+def column(count: int) -> Array:
+    return np.arange(count, dtype=np.float32)
+
+
+def put_together(world: World, unit: str, counts: list[int]) -> list[asyncio.Future[Any]]:
+    """Puts of new rows that the ledger hears of in few words."""
+    calls = [
+        world.client(unit).submit(
+            "put", Put("p", None, {"a": column(count), "b": column(count)}, 0), reply=Noted, deadline=5
+        )
+        for count in counts
+    ]
+    world.settle()
+    return calls
+
+
+def test_a_put_of_half_a_group_is_refused_and_those_that_are_told_with_it_are_kept(world: World) -> None:
+    unit = world.unit()
+    partition = create(world, group_size=2)
+    partition.put({"a": column(2), "b": column(2)})
+    calls = put_together(world, unit, [2, 2, 3, 2])
+    assert [type(call.exception()) for call in calls] == [type(None), type(None), ContractError, type(None)]
+    held = partition.lease("y", partition.stats().ready["y"])
+    assert len(held) == 8
+    assert partition.get(held).dense("a").tolist() == [0, 1] * 4, "what is offered can be read"
+
+
+SILENCE = 7
+"""Seconds after which a unit that is gone is missed."""
+
+
+def test_a_unit_that_was_given_up_is_not_believed_any_more(world: World) -> None:
+    world.unit()
+    stalled = world.unit()
+    partition = create(world)
+    first, second = partition.put({"a": column(1)}), partition.put({"a": column(1)})
+    world.stall(stalled, SILENCE)
+    assert partition.lost() == second.tolist()
+    with pytest.raises(RunError, match="storage unit 2 is not in service"):
+        world.outcome(world.say(stalled, "put", Put("p", None, {"a": column(1)}, 0), Noted))
+    assert partition.lease("x", 2, at_least=1).rows.tolist() == first.tolist()
+
+
+def test_what_a_unit_says_that_never_joined_is_refused(world: World) -> None:
+    world.unit()
+    partition = create(world)
+    partition.put({"a": column(1)})
+    before = partition.stats()
+    note = Note("p", None, 1, ("a",), np.ones(1, np.int64), np.zeros(1, np.int64), 0)
+    for unit in (0, 99, -1):
+        for method, said in (("note", Notes(unit, [note])), ("unkept", Unkept(unit, "p", [1], True))):
+            with pytest.raises(RunError, match=f"storage unit {unit} is not in service"):
+                world.outcome(world.say(LEDGER, method, said, list[Noted]))
+    assert partition.stats() == before
+
+
+def test_a_unit_that_comes_back_empty_at_its_old_address_is_another_one(world: World) -> None:
+    unit = world.unit()
+    partition = create(world)
+    rows = partition.put({"a": column(2)})
+    world.lose(unit)  # killed, and started again before it is missed
+    assert world.unit(address=unit) == unit
+    assert partition.lost() == rows.tolist()
+    world.wait(SILENCE)
+    again = partition.put({"a": column(2)})
+    held = partition.lease("x", 3, at_least=1)
+    assert held.rows.tolist() == again.tolist()
+    assert partition.get(held).dense("a").tolist() == [0, 1]
+    partition.release(held)
+    partition.drop(again.tolist())
+    world.settle()
+    assert world.storages[unit].stats().nbytes == 0
