@@ -29,10 +29,10 @@ class Services:
         self.ledger = ipc_address(self._directory, "ledger")
         self._serve(lambda ready: serve_ledger(self.ledger, own, capacity=capacity, ready=ready))
 
-    def unit(self, *, capacity: int = 0, storage: Storage | None = None) -> None:
-        """Another storage unit; it has joined when this returns."""
+    def unit(self, *, capacity: int = 0, storage: Storage | None = None, at: int = 0) -> None:
+        """Another storage unit, where the one that joined as ``at`` was; it has joined when this returns."""
         kept = MemoryStorage(None) if storage is None else storage
-        address = ipc_address(self._directory, f"unit-{len(self._serving)}")
+        address = ipc_address(self._directory, f"unit-{at or len(self._serving)}")
         self._serve(lambda ready: serve_unit(address, kept, ledger=self.ledger, capacity=capacity, ready=ready))
 
     def lose_unit(self, number: int) -> None:

@@ -57,7 +57,8 @@ class DataPlane:
     def __init__(self, ledger: str, *, connect: Callable[[str], BlockingClient] = BlockingClient) -> None:
         self._connect = connect
         self._clients: dict[str, BlockingClient] = {}
-        self._segments: dict[str, Segments | None] = {}
+        self._segments: dict[int, Segments | None] = {}
+        """By the unit's number: another one may be at its address later."""
         self._ledger = ledger
 
     def create(self, spec: PartitionSpec) -> Partition:
@@ -76,14 +77,14 @@ class DataPlane:
             self._clients[address] = self._connect(address)
         return self._clients[address]
 
-    def segments(self, address: str, *, deadline: float) -> Segments | None:
+    def segments(self, number: int, address: str, *, deadline: float) -> Segments | None:
         """The memory that a unit shares; None where it shares none, or this process cannot map it."""
-        if address not in self._segments:
+        if number not in self._segments:
             directory = self.client(address).call(
                 "segments", reply=str, deadline=deadline, awaiting="a storage unit to say what it shares"
             )
-            self._segments[address] = Segments.reach(directory)
-        return self._segments[address]
+            self._segments[number] = Segments.reach(directory)
+        return self._segments[number]
 
     def close(self) -> None:
         """Twice is fine. Leases that are held expire."""
@@ -128,7 +129,7 @@ class Partition:
     def _put(self, number: int, put: Put, deadline: float) -> Noted:
         unit = self._unit(number)
         if nbytes_of(put.columns) >= SHARED_BYTES:
-            segments = self._plane.segments(self._units[number - 1], deadline=deadline)
+            segments = self._plane.segments(number, self._units[number - 1], deadline=deadline)
             noted = segments and put_shared(unit, segments, put, deadline=deadline)
             if noted:
                 return noted
@@ -225,7 +226,7 @@ class Partition:
     def _ask(self, unit: int, rows: Array, columns: tuple[str, ...], deadline: float) -> Reading:
         client = self._unit(unit)
         with self._noticing(unit):
-            segments = self._plane.segments(self._units[unit - 1], deadline=deadline)
+            segments = self._plane.segments(unit, self._units[unit - 1], deadline=deadline)
             return Reading(client, segments, Fetch(rows, columns), deadline=deadline)
 
     @contextmanager

@@ -5,6 +5,7 @@ Invariant: a region that was opened is adopted when the ledger has taken its row
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from headrace.contract import Array, Column, Region, SharedMemory, Storage
@@ -29,7 +30,9 @@ class SharedUnitService(UnitService):
 
     @rpc
     def reserve(self, request: Reserve) -> Reserved:
-        """Bytes for a producer to write to."""
+        """Bytes for a producer to write to; none for one that maps the memory of a unit which was here before."""
+        if not os.path.exists(os.path.join(self._shared.directory, os.path.basename(request.owner))):
+            return Reserved(None)
         return Reserved(self._shared.reserve(request.nbytes, owner=request.owner))
 
     @rpc

@@ -222,6 +222,24 @@ def test_what_a_producer_that_died_had_reserved_is_given_to_others(
     other.close()
 
 
+def test_memory_of_a_unit_that_was_there_before_is_not_taken_for_that_of_the_one_at_its_address(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    services = Services(tmp_path)
+    try:
+        services.unit(storage=SharedMemoryStorage(SharedMemoryStorage.Settings(directory=str(tmp_path))))
+        producer = services.plane().create(SPEC)
+        consumer = services.plane().partition("phase")
+        lost = producer.put(columns([1, 2]))
+        assert images(consumer.get(consumer.lease("train", 2)))[:, 0].tolist() == [1, 2]
+        services.lose_unit(1)
+        services.unit(storage=SharedMemoryStorage(SharedMemoryStorage.Settings(directory=str(tmp_path))), at=1)
+        assert consumer.lost(wait=30) == lost.tolist()
+        producer.put(columns([3, 4]))
+        assert images(consumer.get(consumer.lease("train", 2)))[:, 0].tolist() == [3, 4]
+    finally:
+        services.close()
+
+
 def test_without_memory_a_put_is_refused_and_its_rows_are_given_to_nobody(
     partition: Partition, storage: SharedMemoryStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
