@@ -222,7 +222,10 @@ def test_what_a_producer_that_died_had_reserved_is_given_to_others(
     other.close()
 
 
-def test_memory_of_a_unit_that_was_there_before_is_not_taken_for_that_of_the_one_at_its_address(tmp_path: Path) -> None:
+def test_memory_of_a_unit_that_was_there_before_is_not_taken_for_that_of_the_one_at_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.dataplane.shared.LOOK_SECONDS", 1000.0)
     tmp_path.chmod(0o700)
     services = Services(tmp_path)
     try:
@@ -235,7 +238,10 @@ def test_memory_of_a_unit_that_was_there_before_is_not_taken_for_that_of_the_one
         services.unit(storage=SharedMemoryStorage(SharedMemoryStorage.Settings(directory=str(tmp_path))), at=1)
         assert consumer.lost(wait=30) == lost.tolist()
         producer.put(columns([3, 4]))
-        assert images(consumer.get(consumer.lease("train", 2)))[:, 0].tolist() == [3, 4]
+        other = services.plane().partition("phase")
+        assert images(other.get(other.lease("train", 2)))[:, 0].tolist() == [3, 4]
+        other.put(columns([5, 6]))
+        assert images(consumer.get(consumer.lease("train", 2)))[:, 0].tolist() == [5, 6]
     finally:
         services.close()
 
