@@ -19,34 +19,68 @@ ALL_KEPT = np.empty(0, dtype=np.int8)
 """What ``Noted.refused`` is when no row was."""
 
 
+_Waiter = tuple[int, int, LeaseCall, asyncio.Future[Granted]]
+_SPARE = 64
+"""Calls that gave up which are always borne with."""
+
+
 class Waiting:
-    """Calls of one consumer, smallest first."""
+    """Calls of one consumer, smallest first. One that cannot be served holds up those that ask for as much or more and
+    are as particular about versions, and no others."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, LeaseCall, asyncio.Future[Granted]]] = []
+        self._heaps: dict[int, list[_Waiter]] = {}
+        """By ``min_version``: what the first of a heap cannot have, none of the heap can."""
         self._order = 0
+        self._kept = self._waiting = 0
+        """Calls in heaps, and those of them that did not give up."""
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return self._waiting
 
     def add(self, call: LeaseCall) -> asyncio.Future[Granted]:
         future: asyncio.Future[Granted] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._heap, (call.at_least, self._order, call, future))
+        heapq.heappush(self._heaps.setdefault(call.min_version, []), (call.at_least, self._order, call, future))
         self._order += 1
+        self._kept += 1
+        self._waiting += 1
         timer = asyncio.get_running_loop().call_later(call.wait, _give_up, future, call)
-        future.add_done_callback(lambda _: timer.cancel())
+        future.add_done_callback(lambda _: self._ended(timer))
         return future
 
+    def _ended(self, timer: asyncio.TimerHandle) -> None:
+        timer.cancel()
+        self._waiting -= 1
+        if self._kept > 2 * self._waiting + _SPARE:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Calls that gave up behind one that still waits."""
+        left = {version: [w for w in heap if not w[3].done()] for version, heap in self._heaps.items()}
+        self._heaps = {version: heap for version, heap in left.items() if heap}
+        for heap in self._heaps.values():
+            heapq.heapify(heap)
+        self._kept = sum(map(len, self._heaps.values()))
+
     def serve(self, grant: Callable[[LeaseCall], Granted | None]) -> None:
-        """Answer those that can be."""
-        while self._heap:
-            _, _, call, future = self._heap[0]
+        """Answer those that can be. O(answered · log waiting + different versions)."""
+        firsts = [(*heap[0][:2], version) for version, heap in self._heaps.items()]
+        heapq.heapify(firsts)
+        while firsts:
+            _, _, version = heapq.heappop(firsts)
+            heap = self._heaps[version]
+            _, _, call, future = heap[0]
             if not future.done():
                 granted = grant(call)
                 if granted is None:
-                    return
+                    continue
                 future.set_result(granted)
-            heapq.heappop(self._heap)
+            heapq.heappop(heap)
+            self._kept -= 1
+            if heap:
+                heapq.heappush(firsts, (*heap[0][:2], version))
+            else:
+                del self._heaps[version]
 
 
 class PartitionLedger:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import threading
 from collections import Counter
@@ -14,9 +15,11 @@ import pytest
 
 from headrace.dataplane import ColumnSchema, Partition, PartitionSpec
 from headrace.dataplane.messages import Granted, LeaseCall
+from headrace.dataplane.partition import Waiting
 from headrace.errors import DeadlineError
 from headrace.wire import BlockingClient
 from support.data_plane import Services, soon
+from support.plane_world import LEDGER, World
 
 SPEC = PartitionSpec("phase", {"reward": ColumnSchema("float32")}, {"train": ("reward",)})
 PATIENCE = 60.0
@@ -154,3 +157,52 @@ def test_one_that_gave_up_waiting_for_much_holds_nobody_up(services: Services, p
         patient = client.send("lease", ask(2), deadline=PATIENCE)
         rows = put(partition, 2)
         assert client.receive(patient, Granted).rows[0].tolist() == rows
+
+
+# ---------------------------------------------------------------- on a clock of their own
+
+
+def wait_for(world: World, groups: int, *, wait: float = PATIENCE, min_version: int = 0) -> asyncio.Future[Granted]:
+    call = LeaseCall("phase", "train", groups, groups, wait, PATIENCE, 0, min_version)
+    answer = world.client(LEDGER).submit("lease", call, reply=Granted, deadline=2 * PATIENCE)
+    world.settle()
+    return answer
+
+
+def test_one_that_waits_for_versions_to_come_does_not_hold_up_those_that_take_any(world: World) -> None:
+    world.unit()
+    partition = world.plane().create(SPEC)
+    newest = [wait_for(world, 1, min_version=10) for _ in range(2)]
+    more, newer = wait_for(world, 2), wait_for(world, 1, min_version=5)
+    rows = put(partition, 2)
+    assert more.result().rows[0].tolist() == rows
+    partition.put({"reward": np.zeros(1, np.float32)}, version=7)
+    assert newer.done()
+    assert partition.stats().waiting == {"train": 2}
+    partition.put({"reward": np.zeros(2, np.float32)}, version=10)
+    assert [answer.done() for answer in newest] == [True, True]
+    assert partition.stats().waiting == {"train": 0}
+
+
+def test_only_those_that_still_wait_are_counted(world: World) -> None:
+    world.unit()
+    partition = world.plane().create(SPEC)
+    patient = wait_for(world, 4)
+    for _ in range(5):
+        with pytest.raises(DeadlineError):
+            partition.lease("train", 5, deadline=1e-6)
+    assert partition.stats().waiting == {"train": 1}
+    rows = put(partition, 4)
+    assert patient.result().rows[0].tolist() == rows
+    assert partition.stats().waiting == {"train": 0}
+
+
+async def test_those_that_gave_up_behind_one_that_waits_are_forgotten() -> None:
+    waiting = Waiting()
+    patient = waiting.add(ask(1))
+    for number in range(1000):
+        waiting.add(ask(2 + number % 3)).cancel()
+        await asyncio.sleep(0)
+    assert len(waiting) == 1
+    assert sum(map(len, waiting._heaps.values())) < 100
+    patient.cancel()
