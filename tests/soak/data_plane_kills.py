@@ -4,8 +4,8 @@
 
 8 producers, 4 consumers of 2 tasks, 2 storage units and a ledger, each a process. Whoever is killed is replaced; a
 unit more joins meanwhile. In the end nothing that was acknowledged may be missing, no row acknowledged twice by a task,
-every value read must be what was put, every group that went with a unit named, and every prompt acknowledged by both
-tasks, in its last issue. The exit status is 0 when all of that holds.
+every value read must be what was put, every group that went with a unit named, every prompt acknowledged by both tasks,
+in its last issue, and the units empty. The exit status is 0 when all of that holds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ def main() -> int:
     else:
         print("\n".join([*outcome.kills, *outcome.violations[:20]]))
         print(f"{len(outcome.violations)} rules broken in {outcome.seconds:.0f} s; {outcome.figures}")
-        print(f"{outcome.bytes_left} bytes left at the units")
     if options.keep:
         print(f"journals under {work}", file=sys.stderr)
     else:

@@ -22,19 +22,16 @@ GAP = (0.2, 1.2)
 """Seconds between one that is killed and the next."""
 UNIT_SHARE = 0.35
 PATIENCE = 90.0
-FREEING_TURNS = 10
-"""For which units may take to delete what all have acknowledged."""
 
 
 @dataclass
 class Outcome:
-    """``violations``: rules that did not hold, in words. ``bytes_left``: at the units, when every row had left."""
+    """``violations``: rules that did not hold, in words."""
 
     seed: int
     kills: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     figures: dict[str, int] = field(default_factory=dict)
-    bytes_left: int = 0
     seconds: float = 0.0
 
 
@@ -170,10 +167,8 @@ class KillRun:
         self._until(lambda: not self._producers, "the prompts of lost groups are put again")
         self._until(lambda: partition.stats().rows == 0, "every row is acknowledged by every task")
         self._say(roles.END)
-        for _ in range(FREEING_TURNS):
-            self._watch(0.05)
         living = plane.partition(partition.spec.name)
-        self.outcome.bytes_left = sum(stats.nbytes for stats in living.unit_stats())
+        self._until(lambda: not any(stats.nbytes for stats in living.unit_stats()), "the units keep nothing")
 
     def _unreachable(self, plane: DataPlane) -> int:
         described = plane.client().call("describe", roles.SPEC.name, reply=Described, deadline=PATIENCE)

@@ -38,6 +38,7 @@ from headrace.dataplane.schema import Schema
 from headrace.dataplane.unit import UnitService
 from headrace.dataplane.units import Units
 from headrace.errors import ContractError, HeadraceError, LostRowsError, RunError
+from headrace.flow.leases import Lease
 from headrace.wire import Client, rpc
 from headrace.wire.failures import to_failure, unexpected
 
@@ -174,15 +175,17 @@ class LedgerService:
         """The consumer is done with the rows."""
         partition = self._partition(ref.partition)
         with _held():
-            _, left = partition.ledger.acknowledge(ref.lease)
+            held, left = partition.ledger.acknowledge(ref.lease)
         self._free(partition, left)
+        self._free_unread(partition, held)
 
     @rpc
     def release(self, ref: LeaseRef) -> None:
         """The consumer gives the rows back."""
         partition = self._partition(ref.partition)
         with _held():
-            partition.ledger.release(ref.lease)
+            held = partition.ledger.release(ref.lease)
+        self._free_unread(partition, held)
         self._serve(partition)
 
     @rpc
@@ -247,6 +250,11 @@ class LedgerService:
             rows = partition.ledger.rows_of(groups)
             self._units.free(rows, partition.ledger.units_of(rows))
 
+    def _free_unread(self, partition: PartitionLedger, lease: Lease) -> None:
+        """What was left in the units because it was on lease."""
+        for rows, units in partition.unread(lease):
+            self._units.free(rows, units)
+
     def _watch(self) -> None:
         """See to it that leases expire and that units that are gone are missed: nobody else need come by."""
         if self._timer is None:
@@ -255,14 +263,17 @@ class LedgerService:
     def _lose(self, units: list[int]) -> None:
         for unit in units:
             for partition in self._partitions.values():
-                partition.lose(unit)
+                self._free(partition, partition.lose(unit))
 
     def _look(self) -> None:
         self._timer = None
         now = monotonic()
         self._lose(self._units.lose_silent(now))
         for partition in self._partitions.values():
-            if partition.ledger.expire(now):
+            expired = partition.ledger.expire(now)
+            for lease in expired:
+                self._free_unread(partition, lease)
+            if expired:
                 self._serve(partition)
         self._watch()
 

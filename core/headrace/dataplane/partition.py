@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from math import inf
 from time import monotonic
 
@@ -13,6 +14,7 @@ import numpy as np
 from headrace.contract import Array
 from headrace.dataplane.messages import Granted, LeaseCall, Note, Noted, PartitionSpec
 from headrace.errors import ContractError, DeadlineError
+from headrace.flow.leases import Lease
 from headrace.flow.ledger import Ledger
 
 ALL_KEPT = np.empty(0, dtype=np.int8)
@@ -83,6 +85,15 @@ class Waiting:
                 del self._heaps[version]
 
 
+@dataclass(slots=True, eq=False)
+class _Leaving:
+    """``leases``: that hold the group; ``units``: int16 [rows, columns], who has what."""
+
+    leases: int
+    rows: Array
+    units: Array
+
+
 class PartitionLedger:
     """One table. Row ids begin at ``first``, which no other partition's reach."""
 
@@ -97,6 +108,8 @@ class PartitionLedger:
         all_places = {name: place for place, name in enumerate(spec.columns)}
         self._reads = {name: [all_places[column] for column in reads] for name, reads in spec.consumers.items()}
         self.waiting = {name: Waiting() for name in spec.consumers}
+        self._leaving: dict[int, _Leaving] = {}
+        """Groups that left while they were on lease."""
         self._lost: list[int] = []
         self._told_lost: asyncio.Future[list[int]] | None = None
 
@@ -126,23 +139,41 @@ class PartitionLedger:
         check_wait(call.wait)
         check_held_for(call.seconds)
 
-    def lose(self, unit: int) -> None:
-        """A unit is gone with its values."""
-        self._lose(self.ledger.lose(unit).tolist())
+    def lose(self, unit: int) -> Array:
+        """A unit is gone with its values. Returns the groups whose others are to be freed now."""
+        groups = self.ledger.lose(unit)
+        self._name_lost(groups.tolist())
+        return self._unread(groups)
 
-    def _lose(self, groups: list[int]) -> None:
+    def _unread(self, groups: Array) -> Array:
+        """Those of groups that left which no lease holds: what may be read under a lease stays until it ends."""
+        held = self.ledger.leases.holders(groups)
+        for group, leases in held.items():
+            rows = self.ledger.rows_of(np.array([group]))
+            self._leaving[group] = _Leaving(leases, rows, self.ledger.units_of(rows))
+        return groups[~np.isin(groups, list(held))]
+
+    def unread(self, lease: Lease) -> Iterator[tuple[Array, Array]]:
+        """A lease has ended: rows that left under it and that no other holds, and who has which of their columns."""
+        for group in lease.groups.tolist() if self._leaving else ():
+            leaving = self._leaving.get(group)
+            if leaving is not None:
+                leaving.leases -= 1
+                if not leaving.leases:
+                    yield leaving.rows, self._leaving.pop(group).units
+
+    def _name_lost(self, groups: list[int]) -> None:
         self._lost += groups
         if self._lost and self._told_lost is not None and not self._told_lost.done():
             self._told_lost.set_result(self._take_lost())
 
     def give_up(self, groups: Array, *, new: bool) -> Array:
-        """Groups that a unit could not keep. Returns those to be freed: what may be read under a lease stays in the
-        units until these end. Producers are told, but not of ``new`` groups: their put fails."""
-        left, leased = self.ledger.give_up(groups)
-        if new:
-            return np.concatenate([left, leased])
-        self._lose([*left.tolist(), *leased.tolist()])
-        return left
+        """Groups that a unit could not keep. Returns those to be freed now. Producers are told, but not of ``new``
+        groups: their put fails."""
+        gone = np.concatenate(self.ledger.give_up(groups))
+        if not new:
+            self._name_lost(gone.tolist())
+        return self._unread(gone)
 
     def lost(self, wait: float) -> list[int] | asyncio.Future[list[int]]:
         """Groups lost since the last call; a promise of at most ``wait`` seconds where there are none."""

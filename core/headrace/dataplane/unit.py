@@ -58,6 +58,8 @@ class UnitService:
         """To be told to the ledger when it has answered."""
         self._told: asyncio.Future[list[Noted]] | None = None
         """Word to the ledger that is under way."""
+        self._deleted: list[list[int]] = []
+        """Rows that left the ledger meanwhile, and that it may have taken with that word."""
 
     async def join(self, address: str) -> None:
         """Make the unit known: it is reached at ``address``."""
@@ -181,6 +183,9 @@ class UnitService:
             self._refused(noting, error)
         else:
             self._keep_all(noting, call.result())
+        for rows in self._deleted:
+            self._storage.delete(rows)
+        self._deleted.clear()
 
     def _refused(self, noting: list[Pending], error: BaseException) -> None:
         for pending in noting:
@@ -260,6 +265,8 @@ class UnitService:
     def delete(self, rows: Array) -> None:
         """Free; puts that waited for room go on."""
         self._storage.delete(rows.tolist())
+        if self._told is not None:
+            self._deleted.append(rows.tolist())
         self._go_on()
 
     def _go_on(self) -> None:

@@ -6,6 +6,8 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from headrace.contract import Array
 
 _SPARE = 64
@@ -50,6 +52,12 @@ class Leases:
         held = self._get(lease)
         del self._held[lease]
         return held
+
+    def holders(self, groups: Array) -> dict[int, int]:
+        """How many leases hold each of ``groups``; those that none holds are left out. O(groups that are held)."""
+        held = [lease.groups[np.isin(lease.groups, groups)] for lease in self._held.values()]
+        found, leases = np.unique(np.concatenate([groups[:0], *held]), return_counts=True)
+        return dict(zip(found.tolist(), leases.tolist(), strict=True))
 
     def due(self, now: float) -> Iterator[int]:
         """Leases whose deadline has come, first deadline first; one that was extended to the deadline that it had comes

@@ -75,6 +75,7 @@ def test_what_a_consumer_may_be_reading_stays_until_it_is_done(partition: Partit
     partition.release(held)
     with pytest.raises(DeadlineError):
         partition.lease("judge", 1, deadline=0.05)
+    soon(lambda: partition.unit_stats()[0].rows == 0)
 
 
 def test_rows_that_were_given_out_before_it_was_known_are_lost(services: Services, partition: Partition) -> None:

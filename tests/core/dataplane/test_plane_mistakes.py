@@ -1,4 +1,4 @@
-"""Mistakes of one producer, consumer or storage unit, which cost nobody else."""
+"""Mistakes and deaths of one producer, consumer or storage unit, which cost nobody else."""
 
 from __future__ import annotations
 
@@ -94,3 +94,55 @@ def test_a_unit_that_comes_back_empty_at_its_old_address_is_another_one(world: W
     partition.drop(again.tolist())
     world.settle()
     assert world.storages[unit].stats().nbytes == 0
+
+
+def spread(world: World) -> tuple[Partition, str, list[int]]:
+    """A group with a column at each of two units, of which the first is named."""
+    first = world.unit()
+    world.unit()
+    partition = create(world)
+    rows = partition.put({"a": column(1)})
+    partition.put({"b": column(1)}, rows=rows)
+    return partition, first, rows.tolist()
+
+
+def nbytes(world: World) -> int:
+    """At the units that live."""
+    world.settle()
+    return sum(storage.stats().nbytes for storage in world.storages.values())
+
+
+def test_what_lost_groups_have_at_other_units_is_deleted(world: World) -> None:
+    partition, unit, rows = spread(world)
+    world.lose(unit)
+    world.wait(SILENCE)
+    assert partition.lost() == rows
+    assert nbytes(world) == 0
+
+
+@pytest.mark.parametrize("end", ["acknowledge", "release", "expire"])
+def test_what_is_read_under_a_lease_is_deleted_when_the_last_one_ends(world: World, end: str) -> None:
+    partition, unit, _ = spread(world)
+    first, second = partition.lease("x", 1, seconds=100.0), partition.lease("y", 1, seconds=20.0)
+    world.lose(unit)
+    world.wait(SILENCE)
+    assert nbytes(world) == 4
+    assert partition.get(second, ["b"]).dense("b").tolist() == [0]
+    partition.acknowledge(first)
+    assert nbytes(world) == 4
+    if end == "expire":
+        world.wait(20.0)
+    else:
+        getattr(partition, end)(second)
+    assert nbytes(world) == 0
+
+
+def test_rows_that_leave_while_their_unit_hears_that_it_may_keep_them_are_not_kept(world: World) -> None:
+    unit = world.unit()
+    partition = create(world)
+    (row,) = partition.put({"a": column(1)}).tolist()
+    more = world.client(unit).submit("put", Put("p", np.array([row]), {"b": column(1)}, 0), reply=Noted, deadline=5)
+    world.client(unit).submit("delete", np.array([row]), deadline=5)
+    world.settle()
+    assert more.done()
+    assert nbytes(world) == 0
