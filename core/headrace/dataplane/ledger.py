@@ -20,6 +20,7 @@ from headrace.contract import Array
 from headrace.dataplane.links import RemoteUnit
 from headrace.dataplane.messages import (
     Described,
+    Fetch,
     Granted,
     Groups,
     Join,
@@ -102,9 +103,10 @@ class LedgerService:
 
     @rpc
     def lost(self, call: LostCall) -> Any:
-        """Groups whose values a unit has taken along: whoever made them makes them anew."""
+        """Groups whose values a unit has taken along: whoever made them makes them anew. Each caller is told of all,
+        so that nothing is missed when one dies that was told."""
         check_wait(call.wait)
-        return self._partition(call.partition).lost(call.wait)
+        return self._partition(call.partition).lost(call.seen, call.wait)
 
     @rpc
     def stats(self, partition: str) -> PartitionStats:
@@ -226,6 +228,10 @@ class LedgerService:
                 f"length_of = {spec.length_of!r} is no ragged column of partition {spec.name!r}",
                 fix="name the ragged column whose length is the number of tokens",
             )
+        if any("/" in column for column in spec.columns):
+            raise ContractError(
+                f"columns {', '.join(spec.columns)} of partition {spec.name!r}", fix="name columns without a slash"
+            )
         if spec.group_size < 1:
             raise ContractError(f"group_size = {spec.group_size} of partition {spec.name!r}", fix="it is at least 1")
 
@@ -240,7 +246,7 @@ class LedgerService:
         if granted is None or not call.columns or granted.unit != self._own_number or self._own is None:
             return granted
         try:
-            values = self._own.leased(granted.rows[0], call.columns)
+            values = self._own.leased(Fetch(granted.rows[0], call.columns, call.partition))
         except LostRowsError:  # whoever asks for them will hear it
             return granted
         return Granted(granted.lease, granted.rows, granted.unit, None, values)

@@ -86,10 +86,11 @@ class Noted(Message, frozen=True):
 
 
 class Fetch(Message, frozen=True):
-    """A read: these columns of these rows."""
+    """A read: these columns of these rows of a partition."""
 
     rows: Array
     columns: tuple[str, ...]
+    partition: str
 
 
 class LeaseCall(Message, frozen=True):
@@ -136,10 +137,12 @@ class Groups(Message, frozen=True):
 
 
 class LostCall(Message, frozen=True):
-    """Groups that storage has lost since the last call; at once when there are some, else after ``wait`` seconds."""
+    """Groups that storage has lost, but for the first ``seen``, of which the caller was told; at once when there are
+    some, else after ``wait`` seconds."""
 
     partition: str
     wait: float
+    seen: int
 
 
 class PartitionStats(Message, frozen=True):

@@ -111,7 +111,9 @@ class PartitionLedger:
         self._leaving: dict[int, _Leaving] = {}
         """Groups that left while they were on lease."""
         self._lost: list[int] = []
-        self._told_lost: asyncio.Future[list[int]] | None = None
+        """Every group that ever was, in order."""
+        self._asking: dict[asyncio.Future[list[int]], int] = {}
+        """Who waits for more of them, and how many each has seen."""
 
     def check(self, call: LeaseCall) -> None:
         """ContractError for a consumer or a column that there is not, and for numbers that mean nothing."""
@@ -164,8 +166,9 @@ class PartitionLedger:
 
     def _name_lost(self, groups: list[int]) -> None:
         self._lost += groups
-        if self._lost and self._told_lost is not None and not self._told_lost.done():
-            self._told_lost.set_result(self._take_lost())
+        for promise, seen in self._asking.items():
+            if seen < len(self._lost) and not promise.done():
+                promise.set_result(self._lost[seen:])
 
     def give_up(self, groups: Array, *, new: bool) -> Array:
         """Groups that a unit could not keep. Returns those to be freed now. Producers are told, but not of ``new``
@@ -175,18 +178,21 @@ class PartitionLedger:
             self._name_lost(gone.tolist())
         return self._unread(gone)
 
-    def lost(self, wait: float) -> list[int] | asyncio.Future[list[int]]:
-        """Groups lost since the last call; a promise of at most ``wait`` seconds where there are none."""
-        if self._lost:
-            return self._take_lost()
-        promise = self._told_lost = asyncio.get_running_loop().create_future()
+    def lost(self, seen: int, wait: float) -> list[int] | asyncio.Future[list[int]]:
+        """Groups lost after the first ``seen``; a promise of at most ``wait`` seconds when there are none."""
+        if seen < 0:
+            raise ContractError(f"{seen} lost groups were seen", fix="count those that were told, from 0 on")
+        if seen < len(self._lost):
+            return self._lost[seen:]
+        promise: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        self._asking[promise] = seen
         timer = asyncio.get_running_loop().call_later(wait, _nothing, promise)
-        promise.add_done_callback(lambda _: timer.cancel())
+        promise.add_done_callback(lambda _: self._answered(promise, timer))
         return promise
 
-    def _take_lost(self) -> list[int]:
-        lost, self._lost = self._lost, []
-        return lost
+    def _answered(self, promise: asyncio.Future[list[int]], timer: asyncio.TimerHandle) -> None:
+        timer.cancel()
+        del self._asking[promise]
 
     def note(self, note: Note, unit: int) -> Noted:
         """What a unit is about to keep; new rows get their ids."""

@@ -105,6 +105,8 @@ class Partition:
         self.spec: PartitionSpec = described.spec
         self._units = described.units
         self._turns = itertools.count()
+        self._lost = 0
+        """Groups that :meth:`lost` has told of."""
 
     def put(
         self, columns: Mapping[str, Column], *, rows: Array | None = None, version: int = 0, deadline: float = DEADLINE
@@ -227,7 +229,7 @@ class Partition:
         client = self._unit(unit)
         with self._noticing(unit):
             segments = self._plane.segments(unit, self._units[unit - 1], deadline=deadline)
-            return Reading(client, segments, Fetch(rows, columns), deadline=deadline)
+            return Reading(client, segments, Fetch(rows, columns, self._name), deadline=deadline)
 
     @contextmanager
     def _noticing(self, unit: int) -> Iterator[None]:
@@ -275,12 +277,15 @@ class Partition:
         self._tell("drop", Groups(self._name, list(groups)), deadline)
 
     def lost(self, *, wait: float = 0.0, deadline: float = DEADLINE) -> list[int]:
-        """Groups whose values went with a storage unit since the last call, by anybody; waits up to ``wait`` seconds
-        for some. No consumer gets them any more: make them anew."""
-        call = LostCall(self._name, wait)
-        return self._plane.client().call(
+        """Groups whose values went with a storage unit and that this object has not told of; waits up to ``wait``
+        seconds for some. No consumer gets them any more: make them anew. A new object begins with the first that ever
+        was lost: whoever takes another's place hears what that one had heard."""
+        call = LostCall(self._name, wait, self._lost)
+        lost = self._plane.client().call(
             "lost", call, reply=list[int], deadline=deadline + wait, awaiting="news of lost rows"
         )
+        self._lost += len(lost)
+        return lost
 
     def stats(self, *, deadline: float = DEADLINE) -> PartitionStats:
         """Rows, bytes, leases, what is ready and who waits."""

@@ -12,7 +12,7 @@ from headrace.contract import Array, Column, Region, SharedMemory, Storage
 from headrace.dataplane.links import LedgerLink
 from headrace.dataplane.messages import Fetch, Found, Put, PutPlaced, Reserve, Reserved
 from headrace.dataplane.shared import SHARED_BYTES
-from headrace.dataplane.unit import Pending, UnitService, lost_rows
+from headrace.dataplane.unit import Pending, UnitService, lost_rows, stored_name, stored_names
 from headrace.wire import rpc
 
 
@@ -38,7 +38,8 @@ class SharedUnitService(UnitService):
     @rpc
     def put_placed(self, put: PutPlaced) -> Any:
         """:meth:`put` of values that lie in a reserved region."""
-        columns = self._shared.open(put.region, put.columns)
+        opened = self._shared.open(put.region, stored_names(put.partition, put.columns))
+        columns = {column: opened[stored_name(put.partition, column)] for column in put.columns}
         return self._take(Put(put.partition, put.rows, columns, put.version), put.region)
 
     @rpc
@@ -47,15 +48,15 @@ class SharedUnitService(UnitService):
         return self._when_kept(lambda: self._found(fetch))
 
     def _found(self, fetch: Fetch) -> Found:
-        rows = fetch.rows.tolist()
+        rows, names = fetch.rows.tolist(), {stored_name(fetch.partition, column): column for column in fetch.columns}
         with lost_rows():
-            placed = self._shared.locate(rows, fetch.columns)
-            small = [name for name, where in placed.items() if where.nbytes < SHARED_BYTES]
-            sent = self._storage.get(rows, small).columns
-        return Found(dict(sent), {name: where for name, where in placed.items() if name not in sent})
+            placed = self._shared.locate(rows, list(names))
+        small = tuple(names[name] for name, where in placed.items() if where.nbytes < SHARED_BYTES)
+        sent = self.read(Fetch(fetch.rows, small, fetch.partition)).columns
+        return Found(dict(sent), {names[name]: where for name, where in placed.items() if names[name] not in sent})
 
-    def leased(self, rows: Array, columns: tuple[str, ...]) -> dict[str, Column] | None:
-        found = self._found(Fetch(rows, columns))
+    def leased(self, fetch: Fetch) -> dict[str, Column] | None:
+        found = self._found(fetch)
         return None if found.placed else found.sent
 
     def _store(self, pending: Pending, rows: Array, kept: Array | None) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -225,7 +225,7 @@ class UnitService:
 
     def _store(self, pending: Pending, rows: Array, kept: Array | None) -> None:
         """``kept``: places of the rows that the ledger has taken; None for all."""
-        batch = Batch(rows=rows, columns=pending.put.columns)
+        batch = Batch(rows=rows, columns=stored_names(pending.put.partition, pending.put.columns))
         self._storage.put(batch if kept is None else batch.take(kept))
 
     def _unkept(self, put: Put, rows: Array) -> None:
@@ -234,14 +234,16 @@ class UnitService:
 
     # ------------------------------------------------------------ consumers
 
-    def read(self, rows: Array, columns: tuple[str, ...]) -> Batch:
+    def read(self, fetch: Fetch) -> Batch:
         """What the unit keeps. LostRowsError when it does not keep all of it."""
+        names = {stored_name(fetch.partition, column): column for column in fetch.columns}
         with lost_rows():
-            return self._storage.get(rows.tolist(), columns)
+            found = self._storage.get(fetch.rows.tolist(), list(names))
+        return Batch(rows=found.rows, columns={names[name]: column for name, column in found.columns.items()})
 
-    def leased(self, rows: Array, columns: tuple[str, ...]) -> dict[str, Column] | None:
+    def leased(self, fetch: Fetch) -> dict[str, Column] | None:
         """What goes along with a lease; None when it is better fetched."""
-        return dict(self.read(rows, columns).columns)
+        return dict(self.read(fetch).columns)
 
     @rpc
     def segments(self, request: None) -> str:
@@ -251,7 +253,7 @@ class UnitService:
     @rpc
     def get(self, fetch: Fetch) -> Any:
         """Read."""
-        return self._when_kept(lambda: self.read(fetch.rows, fetch.columns))
+        return self._when_kept(lambda: self.read(fetch))
 
     def _when_kept(self, read: Callable[[], T]) -> T | asyncio.Future[T]:
         try:
@@ -290,6 +292,16 @@ class UnitService:
             self._discard(pending.region)
             _fail(pending.answer, RunError("the storage unit was closed while a put waited for room"))
         self._storage.close()
+
+
+def stored_name(partition: str, column: str) -> str:
+    """What a storage calls a column, in whose own name is no slash: partitions may name different kinds alike."""
+    return f"{partition}/{column}"
+
+
+def stored_names(partition: str, columns: Mapping[str, T]) -> dict[str, T]:
+    """The same of several."""
+    return {stored_name(partition, column): values for column, values in columns.items()}
 
 
 @contextmanager

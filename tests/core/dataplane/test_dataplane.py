@@ -254,6 +254,16 @@ def test_partitions_do_not_mix(services: Services) -> None:
         plane.partition("none")
 
 
+def test_partitions_may_name_columns_of_different_kinds_alike(services: Services) -> None:
+    services.unit()
+    plane, reads = services.plane(), {"train": ("tokens",)}
+    one, other = plane.create(spec()), plane.create(PartitionSpec("other", {"tokens": ColumnSchema("int64")}, reads))
+    one.put({"tokens": tokens([2])})
+    other.put({"tokens": np.array([7])})
+    assert one.get(one.lease("reference", 1)).ragged("tokens")[0].tolist() == [0, 1]
+    assert other.get(other.lease("train", 1)).dense("tokens").tolist() == [7]
+
+
 def test_every_consumer_gets_every_row_exactly_once_however_many_share_the_work(services: Services) -> None:
     services.unit()
     services.unit()

@@ -62,6 +62,7 @@ class PlaneMachine(RuleBasedStateMachine):
         self.groups: dict[int, Group] = {}
         self.leases: dict[int, Held] = {}
         self.ended: list[Rows] = []
+        self.lost: list[int] = []
         self.acknowledged: Counter[tuple[str, int]] = Counter()
         self.serial = 0
         self.put_groups(4, tuple(COLUMNS), 1)
@@ -269,8 +270,9 @@ class PlaneMachine(RuleBasedStateMachine):
         ]
         for number in lost:
             self.groups[number].gone = "lost"
-        assert self.partition.lost() == lost
+        assert self.partition.lost() == self.lost + lost, "whoever comes new hears of all"
         assert self.partition.lost() == []
+        self.lost += lost
         self.partition = self.world.plane().partition("phase")
 
     # ------------------------------------------------------------ always

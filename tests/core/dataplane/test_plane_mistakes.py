@@ -10,7 +10,7 @@ import pytest
 
 from headrace.contract import Array
 from headrace.dataplane import ColumnSchema, Partition, PartitionSpec
-from headrace.dataplane.messages import Note, Noted, Notes, Put, Unkept
+from headrace.dataplane.messages import LostCall, Note, Noted, Notes, Put, Unkept
 from headrace.errors import ContractError, RunError
 from support.plane_world import LEDGER, World
 
@@ -146,3 +146,14 @@ def test_rows_that_leave_while_their_unit_hears_that_it_may_keep_them_are_not_ke
     world.settle()
     assert more.done()
     assert nbytes(world) == 0
+
+
+def test_lost_groups_of_which_one_was_told_that_died_are_told_to_the_next(world: World) -> None:
+    partition, unit, rows = spread(world)
+    died = [world.client(LEDGER).submit("lost", LostCall("p", 50.0, 0), reply=list[int], deadline=60) for _ in range(2)]
+    world.settle()
+    world.lose(unit)
+    world.wait(SILENCE)
+    assert [call.result() for call in died] == [rows, rows]
+    assert partition.lost() == rows
+    assert partition.lost(wait=1.0) == [], "each is told once"
