@@ -303,7 +303,11 @@ def spec(**changes: Any) -> PartitionSpec:
         (tell("stats", ""), ContractError, "no partition"),
         (tell("lost", LostCall("none", 0.0, 0)), ContractError, "no partition"),
         (tell("create", spec(columns={"a": ColumnSchema("float33")})), ContractError, "float33"),
-        (tell("create", spec(columns={"a/b": ColumnSchema("float32")}, consumers={})), ContractError, "slash"),
+        (
+            tell("create", spec(columns={"a/b": ColumnSchema("int8")}, consumers={}, length_of="")),
+            ContractError,
+            "slash",
+        ),
         (tell("create", spec(consumers={"train": ("absent",)})), ContractError, "absent"),
         (tell("create", spec(consumers={"train": ()})), ContractError, "reads no column"),
         (tell("create", spec(group_size=0)), ContractError, "group_size = 0"),

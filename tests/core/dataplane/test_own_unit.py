@@ -12,6 +12,7 @@ import pytest
 
 from headrace.contract import Batch
 from headrace.dataplane import ColumnSchema, Partition, PartitionSpec
+from headrace.dataplane.unit import stored_name
 from headrace.errors import ContractError, DeadlineError, LostRowsError
 from headrace_storage.memory import MemoryStorage
 from support.data_plane import Services, soon
@@ -19,6 +20,7 @@ from support.data_plane import Services, soon
 SPEC = PartitionSpec(
     "phase", {"reward": ColumnSchema("float32"), "extra": ColumnSchema("int64")}, {"train": ("reward", "extra")}
 )
+REWARD = stored_name("phase", "reward")
 VALUES = {"reward": np.arange(3, dtype=np.float32), "extra": np.arange(3, dtype=np.int64)}
 
 
@@ -30,7 +32,7 @@ class Watched(MemoryStorage):
         self.reads = 0
 
     def put(self, batch: Batch) -> int:
-        if "reward" in batch.columns and (batch.dense("reward") == 13).any():
+        if REWARD in batch.columns and (batch.dense(REWARD) == 13).any():
             raise OSError("no")
         return super().put(batch)
 
