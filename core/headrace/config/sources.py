@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace.config.toml import format_key, format_value
 from headrace.errors import ConfigError
 from headrace.validation import Path as KeyPath
+
+T = TypeVar("T")
 
 _TOKEN = re.compile(
     r'"""(?:\\.|[^\\])*?"{3,5}'
@@ -91,7 +93,9 @@ class Sources:
         table[keys[-1]] = _parse_value(value.strip())
         path = (*path, keys[-1])
         self.lines = {known: line for known, line in self.lines.items() if known[: len(path)] != path}
+        self.overrides = {known: place for known, place in self.overrides.items() if known[: len(path)] != path}
         self.overrides[path] = origin
+        _fill(self.overrides, path, table[keys[-1]])
 
     def _place(self, path: KeyPath) -> str:
         if path in self.overrides:
@@ -119,7 +123,9 @@ def read_sources(file: Path, *, name: str) -> Sources:
     except UnicodeDecodeError:
         raise ConfigError("the job file is not UTF-8 text", origin=name, fix="save it as UTF-8") from None
     try:
-        return Sources(file=name, data=tomllib.loads(text), lines=key_lines(text))
+        data, places = tomllib.loads(text), key_lines(text)
+        _fill(places, (), data)
+        return Sources(file=name, data=data, lines=places)
     except (ValueError, RecursionError) as error:  # beyond TOML's own: an endless number, or brackets in brackets
         line = re.search(r"at line (\d+)", str(error))
         number = int(line.group(1)) if line else text.rstrip().count("\n") + 1
@@ -130,7 +136,7 @@ def read_sources(file: Path, *, name: str) -> Sources:
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:
-    """The line of every table and key of a valid TOML text. Keys inside an inline table have their parent's place."""
+    """The line of every table and key of a valid TOML text, but of keys inside an inline table."""
     lines: dict[KeyPath, int] = {}
     counts: dict[KeyPath, int] = {}
     table: KeyPath = ()
@@ -150,6 +156,19 @@ def key_lines(text: str) -> dict[KeyPath, int]:
             for depth in range(len(table) + 1, len(path) + 1):
                 lines.setdefault(path[:depth], number)
     return lines
+
+
+def _fill(places: dict[KeyPath, T], path: KeyPath, value: Any) -> None:
+    """Every key below ``path`` that has no place of its own is where the table is that it stands in."""
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = [(index, item) for index, item in enumerate(value) if isinstance(item, dict)]
+    for step, inner in items:
+        if path in places:
+            places.setdefault((*path, step), places[path])
+        _fill(places, (*path, step), inner)
 
 
 def _statements(text: str) -> list[tuple[int, str]]:

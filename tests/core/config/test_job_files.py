@@ -168,6 +168,35 @@ def test_a_value_remembers_the_line_it_was_written_on(write_job: WriteJob) -> No
     assert job.origin(("checkpoint", "every")) == str(file)
 
 
+INLINE = """
+[[phase]]
+name = "only"
+steps = 2
+algorithm = { use = "./small_plugins.py:Relativ", clip = 0.3 }
+trainer = { learning_rte = 0.01 }
+"""
+
+
+def test_a_mistake_in_an_inline_table_of_a_phase_is_placed_there_with_its_key(errors_of: Callable[..., Any]) -> None:
+    use, key = errors_of(WITHOUT_STEPS, extra=INLINE)
+    assert '[phase.algorithm] use = "./small_plugins.py:Relativ"\n' in use, "nor is it a default"
+    assert "[phase.trainer] learning_rte = 0.01\n" in key
+
+
+def test_a_mistake_in_an_inline_table_of_an_override_is_placed_there(errors_of: Callable[..., Any]) -> None:
+    override = 'phase.only.algorithm={ use = "./small_plugins.py:Relativ" }'
+    (error,) = errors_of(WITHOUT_STEPS, extra=INLINE.replace("rte", "rate"), overrides=[override])
+    assert f"  from: --set {override}\n" in error
+
+
+def test_an_override_of_a_table_forgets_those_of_its_keys(write_job: WriteJob) -> None:
+    last = "batch={ groups = 8, group_size = 4 }"
+    job = load_job(write_job(), ["batch.groups=16", "batch.mini_batches=4", last])
+    assert job.origin(("batch", "groups")) == job.origin(("batch", "mini_batches")) == f"--set {last}"
+    assert job.written(("batch", "groups"))
+    assert not job.written(("batch", "mini_batches"))
+
+
 def test_lines_are_found_behind_every_toml_form() -> None:
     text = (
         "a = '''\n[not.a.table]\nb = 1\n'''  # [nor] = this\n"
