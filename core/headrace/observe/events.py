@@ -23,6 +23,9 @@ from headrace.observe.lines import LineReader, RecordLog, last_line
 EVENTS_FILE = "events.jsonl"
 NODE_ENDED = "ended"
 """Why a node stopped that was asked to; any other reason is a loss."""
+SCORING = "/scoring"
+"""Ends the name of a scoring process of an environment worker: its pool puts another in its place, of which no event
+tells."""
 
 
 def _kind(class_name: str) -> str:
@@ -76,6 +79,7 @@ class NodeStopped(Event, frozen=True, kw_only=True):
     """A process is gone; what it held is forgotten."""
 
     node: str
+    """Of a node, or ``NODE/scoring`` for a process of its scoring pool."""
     reason: str
     """``ended``, or how it was lost."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from headrace.observe.events import (
     NODE_ENDED,
+    SCORING,
     AnyEvent,
     GroupDropped,
     NodeStarted,
@@ -39,6 +40,11 @@ class LostNode:
     """Reason → tries of trajectories that came to nothing with it."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Reason → trajectories that left the run with it."""
+
+    @property
+    def replaced(self) -> bool:
+        """Its pool had another process in its place at once."""
+        return self.node.endswith(SCORING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +104,10 @@ class Mishaps:
             lost.dropped[event.reason] += len(event.trajectories)
 
     def _newest(self, reason: str) -> LostNode | None:
-        """The newest loss that has this consequence."""
+        """The newest loss that has this consequence; None where it follows from no loss."""
         role = ROLE_OF_REASON.get(reason)
+        if role is None:
+            return None
         return next((lost for lost in reversed(self.lost) if self._roles.get(lost.node) == role), None)
 
     def _resumed(self, event: Resumed) -> None:

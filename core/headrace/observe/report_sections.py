@@ -95,7 +95,9 @@ def _lost_rows(data: RunData) -> Iterator[tuple[float, str, str, str]]:
     for lost in data.lost_nodes:
         work = [f"{count:,} trajectories made again ({reason})" for reason, count in lost.again.items()]
         work += [f"{count:,} trajectories dropped ({reason})" for reason, count in lost.dropped.items()]
-        if lost.started_again is None:
+        if lost.replaced:
+            work.append("replaced")
+        elif lost.started_again is None:
             work.append("never started again")
         yield data.since_start(lost.at), lost.node, lost.reason, "; ".join(work) or "nothing was under way"
 

@@ -101,6 +101,17 @@ def test_a_node_that_never_came_back_is_told(simulate: Any, tmp_path: Path) -> N
     assert "ended with status 1</td><td>never started again" in mishaps_section(collect(story.write(tmp_path)))
 
 
+def test_a_lost_scoring_process_was_replaced_and_no_drop_is_its_fault(simulate: Any, tmp_path: Path) -> None:
+    story = simulate(steps=2)
+    reason = "gave no score in time"
+    drop = next(i for i, e in enumerate(story.events) if e["kind"] == "group_dropped")
+    lost = {**story.events[1], "kind": "node_stopped", "node": "environment-0/scoring", "reason": reason}
+    story.events.insert(drop, lost)
+    data = collect(story.write(tmp_path))
+    assert [loss.dropped for loss in data.lost_nodes] == [Counter()]
+    assert f"<td>environment-0/scoring</td><td>{reason}</td><td>replaced</td>" in mishaps_section(data)
+
+
 def test_the_chart_marks_lost_nodes_on_their_rows_and_shades_what_is_void(data: RunData) -> None:
     panel = timeline(data)
     assert panel is not None
