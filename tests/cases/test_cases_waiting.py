@@ -206,12 +206,12 @@ async def test_H06_a_group_that_is_cancelled_leaves_no_task_behind_its_judge_and
     settings = {"path": "data.jsonl", "evaluation_share": 0.0, "reward": "./judge.py:reward"}
     network = Network.create(str(tmp_path), host=None)
     desk = GivesOneItem()
-    server = network.server(desk, "controller")
+    server = network.server(desk, name="controller")
     setup = WorkerSetup(
         environment=PluginSpec(role="environment", use="jsonl", settings=settings, directory=str(tmp_path)),
         model_path=str(tmp_path),
         seed=0,
-        storage=await server.start(),
+        ledger=await server.start(),
         scoring_workers=1,
         scoring_deadline=600.0,
         python=sys.executable,
@@ -221,7 +221,7 @@ async def test_H06_a_group_that_is_cancelled_leaves_no_task_behind_its_judge_and
         name="environment-0",
         role="environment",
         start=0,
-        controller=setup.storage,
+        controller=setup.ledger,
         network=network,
         setup=msgspec.msgpack.encode(setup),
     )

@@ -76,3 +76,12 @@ def test_a_node_that_hangs_is_taken_for_lost(start: Start) -> None:
     run.interrupt()
     assert run.wait() == 130, run.stderr
     assert audit_run(run.directory).ok
+
+
+def test_of_several_storage_units_one_that_is_killed_costs_its_own_groups_and_the_run_completes(start: Start) -> None:
+    run = start("phase.rl.steps=12", "storage.units=2")
+    follow(run, "batch_trained", after=PHASE_TWO)
+    os.kill(pid_of(run, "storage-1"), signal.SIGKILL)
+    assert run.wait() == 0, run.stderr
+    assert lost(run) == ["storage-1"]
+    assert audit_run(run.directory).ok

@@ -77,3 +77,4 @@ def soon(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < end, "it never came true"
+        time.sleep(0.001)  # whoever makes it true needs the interpreter, which a thread that only looks hardly gives up

@@ -6,17 +6,21 @@ import asyncio
 from collections.abc import Collection, Coroutine
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from headrace.contract import StalenessPolicy, WeightManifest
+from headrace.contract.columns import REWARD, VERSION
+from headrace.dataplane import LedgerService, Note
+from headrace.dataplane.messages import Join, Notes
 from headrace.errors import WireError
 from headrace.flow import Flow
+from headrace.run.columns import flow_columns, phase_partition
 from headrace.services.controller import Controller
 from headrace.services.fleet import Fleet
 from headrace.services.groups import GroupPlan
 from headrace.services.messages import (
     GroupFailed,
-    GroupStored,
     Published,
     Report,
     TrajectoryFinished,
@@ -24,9 +28,10 @@ from headrace.services.messages import (
     WorkItem,
     WorkRequest,
 )
+from headrace.wire.failures import from_failure
 from headrace_staleness.multi_version import MultiVersion
 
-STORAGE = "storage-0.0"
+PARTITION = "rl"
 TURNS = 20
 """Of the event loop, after which nothing is left to do but what waits for a peer."""
 
@@ -51,6 +56,13 @@ class Peer:
             return None
         self._waiting.append((method, future))
         return await future
+
+    def submit(self, method: str, request: Any = None, **_: Any) -> asyncio.Future[Any]:
+        """Answered at once, with nothing."""
+        self.asked.append((method, request))
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
 
     def waits(self, method: str) -> bool:
         """Whether a call waits for its answer."""
@@ -85,6 +97,7 @@ def loaded(version: int) -> VersionLoaded:
 def plan(**changed: Any) -> GroupPlan:
     """A group's task is its id."""
     told: dict[str, Any] = {
+        "partition": PARTITION,
         "rollout": True,
         "max_new_tokens": 4,
         "temperature": 1.0,
@@ -115,12 +128,16 @@ class Desk:
         self.failures: list[BaseException] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.fleet = Fleet(emit=self.emit, spawn=self.spawn, connect=self.connect, temperature=1.0, tolerance=1.0)  # type: ignore[arg-type]  # calls only
-        self.controller = Controller(emit=self.emit, fleet=self.fleet, max_attempts=max_attempts)
-        self.controller.storage = STORAGE
+        self.units: dict[str, Peer] = {}
+        self.ledger = LedgerService(connect=lambda address: self.units.setdefault(address, Peer(address)))  # type: ignore[arg-type]  # calls only
+        for number in range(2):
+            self.ledger.join(Join(f"storage-{number}.0", f"{number}"))
+        self.controller = Controller(emit=self.emit, fleet=self.fleet, ledger=self.ledger, max_attempts=max_attempts)
         self.flow = Flow(
             policy=policy or MultiVersion(MultiVersion.Settings(max_staleness=2)),
             batch_groups=batch_groups,
             group_size=group_size,
+            columns=flow_columns(),
         )
         self._instances, self._plan = instances, plan(**planned)
 
@@ -131,10 +148,11 @@ class Desk:
             self.join(f"rollout-{number}")
         loading = asyncio.ensure_future(self.fleet.load_everywhere(0))
         await turns()
-        for peer in self.peers.values():
-            peer.answer("load_version", loaded(0))
+        for number in range(self._instances):
+            self.peers[f"rollout-{number}.0"].answer("load_version", loaded(0))
         await loading
         self.fleet.follow(self.flow)
+        self.controller.open_rows(self.flow, phase_partition(PARTITION, group_size=self.flow.group_size))
         self.controller.begin_phase(self.flow, self._plan)
         return self
 
@@ -153,6 +171,10 @@ class Desk:
 
     def connect(self, address: str) -> Peer:
         return self.peers.setdefault(address, Peer(address, self.at_once))
+
+    def freed(self, unit: str = "storage-0.0") -> list[int]:
+        """Rows that a storage unit was asked to forget, ascending."""
+        return sorted(row for method, rows in self.units[unit].asked if method == "delete" for row in rows.tolist())
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.ensure_future(work)
@@ -176,8 +198,20 @@ class Desk:
         return None if asking.cancelled() else asking.result()
 
     async def say(self, worker: str, *entries: Any) -> None:
-        """A report arrives."""
-        await self.controller.report(Report(worker=worker, entries=list(entries)))
+        """A report arrives, then rows that its worker has put."""
+        told = [entry for entry in entries if not isinstance(entry, Note)]
+        await self.controller.report(Report(worker=worker, entries=told))
+        for note in entries:
+            if isinstance(note, Note):
+                self.note(msgspec.structs.replace(note, producer=worker))
+
+    def note(self, note: Note, unit: int = 1) -> list[int]:
+        """A storage unit is about to keep rows: which of them are refused."""
+        (noted,) = self.ledger.note(Notes(unit, [note]))
+        if noted.failed is not None:
+            raise from_failure(noted.failed)
+        refused: list[int] = noted.refused.tolist()
+        return refused
 
 
 def finished(item: WorkItem, trajectory: int) -> TrajectoryFinished:
@@ -193,16 +227,18 @@ def finished(item: WorkItem, trajectory: int) -> TrajectoryFinished:
     )
 
 
-def stored(item: WorkItem, storage: str = STORAGE) -> GroupStored:
+def stored(item: WorkItem, *, rewards: float = 1.0) -> Note:
+    """The first columns of a group, as a storage unit tells of them."""
     size = len(item.members)
-    return GroupStored(
-        group=item.group,
-        trajectories=[member.trajectory for member in item.members],
-        versions=[item.version] * size,
-        tokens=[5] * size,
-        nbytes=[10] * size,
-        rewards=[1.0] * size,
-        storage=storage,
+    return Note(
+        item.partition,
+        np.array([member.trajectory for member in item.members], dtype=np.int64),
+        size,
+        flow_columns().first,
+        np.full(size, 10, dtype=np.int64),
+        np.full(size, 5, dtype=np.int64),
+        0,
+        {VERSION: np.full(size, item.version, dtype=np.int64), REWARD: np.full(size, rewards, dtype=np.float32)},
     )
 
 
@@ -210,9 +246,9 @@ def failed(item: WorkItem, reason: str = "ValueError") -> GroupFailed:
     return GroupFailed(group=item.group, trajectory=item.members[0].trajectory, reason=reason, detail="Traceback")
 
 
-def played(item: WorkItem, storage: str = STORAGE) -> list[TrajectoryFinished | GroupStored]:
-    """Everything a worker says of a group that goes well."""
-    return [*(finished(item, member.trajectory) for member in item.members), stored(item, storage)]
+def played(item: WorkItem) -> list[TrajectoryFinished | Note]:
+    """Everything a worker says and puts of a group that goes well."""
+    return [*(finished(item, member.trajectory) for member in item.members), stored(item)]
 
 
 async def turns() -> None:

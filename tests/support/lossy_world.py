@@ -7,87 +7,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
+
 from headrace.contract import StalenessPolicy
-from headrace.errors import HeadraceError, RunError, WireError
+from headrace.dataplane import LedgerService, Note
+from headrace.dataplane.messages import Join, Notes
+from headrace.errors import HeadraceError, RunError
 from headrace.flow import BatchLease, Flow
 from headrace.observe.events import EventLog
+from headrace.run.columns import flow_columns, phase_partition
 from headrace.run.recovery import Recovery
 from headrace.services.controller import Controller
 from headrace.services.fleet import Fleet
-from headrace.services.messages import PlaceCall, Placement, Report, VersionCall, WorkItem, WorkRequest, node_id
-from headrace.services.storage import StorageClient
+from headrace.services.messages import PlaceCall, Report, WorkRequest, node_id
 from headrace.services.workers import Workers
-from support.desk import Peer, failed, finished, loaded, plan, published, stored, turns
+from support.desk import PARTITION, failed, finished, plan, published, stored, turns
+from support.lossy_peers import InstancePeer, Play, Putting, Unit, Worker
 
 STORAGE = "storage-0"
-
-
-@dataclass(eq=False)
-class Play:
-    """A group at a worker. ``places``: trajectory → (address, attempt), or the controller's answer to come."""
-
-    item: WorkItem
-    places: dict[int, tuple[str, int] | asyncio.Task[Placement]]
-    done: set[int] = field(default_factory=set)
-
-
-class InstancePeer(Peer):
-    """An instance: loads when the world says so, retires at once."""
-
-    def __init__(self, address: str, *, live_versions: int) -> None:
-        super().__init__(address)
-        self.serves: set[int] = set()
-        self._live_versions = live_versions
-
-    async def call(self, method: str, request: Any = None, **told: Any) -> Any:
-        if method == "retire_version" and not self.closed:
-            assert isinstance(request, VersionCall)
-            self.serves.discard(request.version)
-            return None
-        return await super().call(method, request, **told)
-
-    def load(self, *, live: set[int]) -> None:
-        """The oldest version asked for arrives, unless the trainer has retired it."""
-        version = next(r.version for (m, r), (_, f) in zip(self.asked, self._waiting, strict=True) if not f.done())
-        if version not in live:
-            self.answer("load_version", WireError(f"version {version} was retired"))
-            return
-        if self._live_versions == 1:
-            self.serves.clear()
-        self.serves.add(version)
-        self.answer("load_version", loaded(version))
-
-
-class Worker(Peer):
-    """A process of an environment worker."""
-
-    def __init__(self, address: str, storage: str) -> None:
-        super().__init__(address)
-        self.storage = storage
-        self.alive = True
-        self.lost: set[str] = set()
-        self.asking: asyncio.Task[WorkItem | None] | None = None
-        self.plays: list[Play] = []
-        self.mail: list[Any] = []
-
-    def hear(self) -> None:
-        """The oldest of the controller's words arrives."""
-        number = next(n for n, (_, future) in enumerate(self._waiting) if not future.done())
-        method, request = self.asked[number]
-        if method == "instance_lost":
-            self.lost.add(request.address)
-        else:
-            self.storage = request.address
-        self.answer(method)
-
-    @property
-    def is_told(self) -> bool:
-        return any(not future.done() for _, future in self._waiting)
 
 
 class World:
@@ -110,6 +51,11 @@ class World:
         self.starting: dict[str, asyncio.Future[str]] = {}
         self.peers: dict[str, Any] = {}
         self.rows: set[int] = set()
+        self.units: dict[str, str] = {}
+        self.plane: Any = self
+        self._numbers: dict[str, int] = {}
+        """Storage unit's process → its number."""
+        self._putting: list[Putting] = []
         self.live = {0}
         self.batches = 0
         self._starts: dict[str, int] = {}
@@ -126,20 +72,20 @@ class World:
             temperature=1.0,
             tolerance=1.0,
         )
-        self.controller = Controller(emit=self.emit, fleet=self.fleet, max_attempts=max_attempts)
+        self.ledger = LedgerService(connect=lambda address: Unit(self.rows))  # type: ignore[arg-type,return-value]  # calls only
+        self.controller = Controller(emit=self.emit, fleet=self.fleet, ledger=self.ledger, max_attempts=max_attempts)
         self.workers = Workers(self.peers.__getitem__)
         self.trainer: Any = self
         self.supervisor: Any = self
         batch_groups, group_size = sizes
-        self.flow = Flow(policy=policy, batch_groups=batch_groups, group_size=group_size)
+        self.flow = Flow(policy=policy, batch_groups=batch_groups, group_size=group_size, columns=flow_columns())
         self._policy = policy
         self._recovery = Recovery(self)
 
     async def begin(self) -> None:
         """Every node serves version 0, and the phase begins."""
         self.emit("run_started", job="lossy", seed=0, instances=list(self._live_versions))
-        self.controller.storage = self._serve(STORAGE)
-        self.storage = StorageClient(self.controller.storage, connect=Peer)  # type: ignore[arg-type]  # calls only
+        self.units[STORAGE] = self._serve(STORAGE)
         self.emit("version_published", version=0, digest="d0", nbytes=1)
         self.fleet.published(published(0))
         for name in self._live_versions:
@@ -165,6 +111,7 @@ class World:
             steps=100,
         )
         self.fleet.follow(flow)
+        self.controller.open_rows(flow, phase_partition(PARTITION, group_size=flow.group_size))
         self.controller.begin_phase(flow, plan())
 
     # ------------------------------------------------------------ what recovery works on
@@ -178,12 +125,15 @@ class World:
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> None:
         self._tasks.add(asyncio.ensure_future(work))
 
+    async def lost(self, address: str) -> None:
+        """What the data plane's client of the controller is told; nothing of it is under way here."""
+
     async def restart(self, name: str) -> str:
         self.starting[name] = asyncio.get_running_loop().create_future()
         return await self.starting[name]
 
     async def call(self, method: str, request: Any, **_: Any) -> None:
-        assert method == "storage_moved"
+        assert method == "unit_lost"
 
     # ------------------------------------------------------------ processes
 
@@ -195,7 +145,9 @@ class World:
         if role == "rollout":
             self.peers[address] = InstancePeer(address, live_versions=self._live_versions[name])
         elif role == "environment":
-            self.peers[address] = Worker(address, self.storage.address)
+            self.peers[address] = Worker(address)
+        else:
+            self._numbers[address] = self.ledger.join(Join(address, address))
         self.up[name] = start
         return address
 
@@ -252,6 +204,8 @@ class World:
                     yield lambda peer=peer: self._deliver(peer)
                 if peer.alive:
                     yield from self._working(peer, failures=failures)
+        for putting in self._putting:
+            yield lambda putting=putting: self._arrive(putting)
         yield from self._training()
 
     # ------------------------------------------------------------ workers
@@ -267,7 +221,7 @@ class World:
             for trajectory in play.places:
                 if trajectory not in play.done and self._can_go_on(worker, play, trajectory):
                     yield lambda play=play, trajectory=trajectory: self._go_on(worker, play, trajectory)
-            if len(play.done) == len(play.places) and self._has_storage(worker):
+            if len(play.done) == len(play.places) and self._can_store(worker):
                 yield lambda play=play: self._store(worker, play)
             if failures:
                 yield lambda play=play: self._give_up(worker, play)
@@ -315,13 +269,29 @@ class World:
             assert not self.flow.knows(item.group), f"{place[0]} is asked for version {item.version}"
             self._give_up(worker, play)
 
-    def _has_storage(self, worker: Worker) -> bool:
-        return STORAGE in self.up and worker.storage == node_id(STORAGE, self.up[STORAGE])
+    def _can_store(self, worker: Worker) -> bool:
+        """The controller has heard of all that made the rows, and there is a unit that the worker knows to be there."""
+        if worker.mail or STORAGE not in self.up:
+            return False
+        return worker.unit in ("", node_id(STORAGE, self.up[STORAGE]))
 
     def _store(self, worker: Worker, play: Play) -> None:
         worker.plays.remove(play)
-        self.rows.update(play.places)
-        worker.mail.append(stored(play.item, worker.storage))
+        worker.unit = node_id(STORAGE, self.up[STORAGE])
+        self._putting.append(Putting(worker.unit, worker, play))
+
+    def _arrive(self, putting: Putting) -> None:
+        """The unit tells the ledger of the rows, and keeps those that it takes."""
+        self._putting.remove(putting)
+        note: Note = msgspec.structs.replace(stored(putting.play.item), producer=putting.worker.address)
+        try:
+            (noted,) = self.ledger.note(Notes(self._numbers[putting.unit], [note]))
+        except RunError:  # the unit is gone: the worker puts them into another
+            putting.worker.plays.append(putting.play)
+            return
+        assert noted.failed is None
+        refused = noted.refused.tolist() or [0] * len(noted.rows)
+        self.rows.update(row for row, code in zip(noted.rows.tolist(), refused, strict=True) if not code)
 
     def _give_up(self, worker: Worker, play: Play) -> None:
         worker.plays.remove(play)
@@ -365,7 +335,7 @@ class World:
     def _train(self) -> None:
         assert self._batch is not None
         lease, self._batch, self._read = self._batch.result(), None, False
-        self.controller.free(self.flow.trained(lease.lease))
+        self.controller.trained(lease, applied=True)
         self.emit(
             "batch_trained",
             version=lease.version,
@@ -390,7 +360,6 @@ class World:
         self.emit("version_published", version=version, digest=f"d{version}", nbytes=1)
         self.flow.published(version)
         self.controller.pump()
-        self.rows.difference_update(self.controller.rows_to_free())
         for old in self.flow.retirable():
             self.flow.retired(old)
             self.live.discard(old)

@@ -20,6 +20,7 @@ from headrace.config.schema import (
     ModelConfig,
     PluginConfig,
     RolloutConfig,
+    StorageConfig,
     Table,
     TrainerConfig,
 )
@@ -31,7 +32,7 @@ from headrace.validation import near_miss, unknown_key, validate
 PLUGIN_TABLES: Mapping[str, tuple[str, type[Table], str]] = {
     "environment": ("environment", EnvironmentConfig, ""),
     "rollout": ("inference_engine", RolloutConfig, ""),
-    "storage": ("storage", PluginConfig, "memory"),
+    "storage": ("storage", StorageConfig, "memory"),
     "weights": ("weight_transport", PluginConfig, "zmq"),
     "launcher": ("launcher", LauncherConfig, "local"),
 }

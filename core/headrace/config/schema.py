@@ -59,9 +59,16 @@ class ModelConfig(Table):
 
 
 class PluginConfig(Table):
-    """A table that holds nothing but a plugin: ``[storage]``, ``[weights]``."""
+    """A table that holds nothing but a plugin: ``[weights]``."""
 
     spec: PluginSpec
+
+
+class StorageConfig(PluginConfig):
+    """``[storage]``."""
+
+    units: Few = 1
+    """Processes that keep rows."""
 
 
 class LauncherConfig(PluginConfig):
@@ -179,7 +186,7 @@ class Job(Table):
     environment: EnvironmentConfig
     rollout: RolloutConfig
     trainer: TrainerConfig
-    storage: PluginConfig
+    storage: StorageConfig
     weights: PluginConfig
     launcher: LauncherConfig
     network: NetworkConfig

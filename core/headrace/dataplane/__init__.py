@@ -6,18 +6,26 @@ and consumers talk to both: ``put`` goes to a unit, which tells the ledger befor
 the ledger, and the values are then fetched from the units.
 """
 
+from headrace.dataplane.async_plane import AsyncPlane
 from headrace.dataplane.ledger import LedgerService
-from headrace.dataplane.messages import ColumnSchema, PartitionSpec
+from headrace.dataplane.links import RemoteLedger
+from headrace.dataplane.messages import ColumnSchema, Note, Noted, PartitionSpec
+from headrace.dataplane.partition import PartitionLedger
 from headrace.dataplane.plane import DataPlane, Partition, Rows
 from headrace.dataplane.stream import Stream
 from headrace.dataplane.unit import UnitService
 
 __all__ = [
+    "AsyncPlane",
     "ColumnSchema",
     "DataPlane",
     "LedgerService",
+    "Note",
+    "Noted",
     "Partition",
+    "PartitionLedger",
     "PartitionSpec",
+    "RemoteLedger",
     "Rows",
     "Stream",
     "UnitService",

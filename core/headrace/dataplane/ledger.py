@@ -90,11 +90,29 @@ class LedgerService:
         known = self._partitions.get(spec.name)
         if known is None:
             self._check(spec)
-            self._partitions[spec.name] = PartitionLedger(spec, len(self._partitions) << _PARTITION_BITS)
+            self._partitions[spec.name] = PartitionLedger.make(spec, len(self._partitions) << _PARTITION_BITS)
         elif known.spec != spec:
             raise ContractError(
                 f"there is another partition {spec.name!r}: {known.spec}", fix="choose another name or the same columns"
             )
+
+    def add(self, partition: PartitionLedger) -> None:
+        """Serve a partition whose ledger another keeps too."""
+        self._check(partition.spec)
+        self._partitions[partition.spec.name] = partition
+
+    def remove(self, name: str) -> None:
+        """A partition ends; consumers that wait for its rows are told."""
+        self._partitions.pop(name).end()
+
+    def lose(self, address: str) -> None:
+        """The unit at this address is known to be gone."""
+        self._lose(self._units.lose(address))
+
+    @rpc
+    def units(self, request: None) -> Any:
+        """Addresses of all units by number, "" of those that are gone; as soon as there is one."""
+        return self._units.some()
 
     @rpc
     def describe(self, partition: str) -> Described:
@@ -253,8 +271,11 @@ class LedgerService:
 
     def _free(self, partition: PartitionLedger, groups: Array) -> None:
         if len(groups):
-            rows = partition.ledger.rows_of(groups)
-            self._units.free(rows, partition.ledger.units_of(rows))
+            self.free(partition, partition.ledger.rows_of(groups))
+
+    def free(self, partition: PartitionLedger, rows: Array) -> None:
+        """Nobody reads these rows any more, which have only just left."""
+        self._units.free(rows, partition.ledger.units_of(rows))
 
     def _free_unread(self, partition: PartitionLedger, lease: Lease) -> None:
         """What was left in the units because it was on lease."""
@@ -276,7 +297,7 @@ class LedgerService:
         now = monotonic()
         self._lose(self._units.lose_silent(now))
         for partition in self._partitions.values():
-            expired = partition.ledger.expire(now)
+            expired = partition.expire(now)
             for lease in expired:
                 self._free_unread(partition, lease)
             if expired:

@@ -49,12 +49,15 @@ class Join(Message, frozen=True):
 
 class Put(Message, frozen=True):
     """Values to keep. ``rows``: int64, which rows get these columns; None for new rows, whose ids come back.
-    ``version``: the policy version of new rows."""
+    ``version``: the policy version of new rows. ``tags``: numbers of each row
+    that the ledger hears too; ``producer``: who says so, where that matters."""
 
     partition: str
     rows: Array | None
     columns: dict[str, Array | Ragged]
     version: int
+    tags: dict[str, Array] | None = None
+    producer: str = ""
 
 
 class Note(Message, frozen=True):
@@ -67,6 +70,8 @@ class Note(Message, frozen=True):
     nbytes: Array
     tokens: Array
     version: int
+    tags: dict[str, Array] | None = None
+    producer: str = ""
 
 
 class Notes(Message, frozen=True):

@@ -50,6 +50,15 @@ class Waiting:
         future.add_done_callback(lambda _: self._ended(timer))
         return future
 
+    def end(self, error: Exception) -> None:
+        """None of them will be answered."""
+        for heap in self._heaps.values():
+            for _, _, _, future in heap:
+                if not future.done():
+                    future.set_exception(error)
+        self._heaps.clear()
+        self._kept = 0
+
     def _ended(self, timer: asyncio.TimerHandle) -> None:
         timer.cancel()
         self._waiting -= 1
@@ -95,16 +104,11 @@ class _Leaving:
 
 
 class PartitionLedger:
-    """One table. Row ids begin at ``first``, which no other partition's reach."""
+    """One table."""
 
-    def __init__(self, spec: PartitionSpec, first: int) -> None:
+    def __init__(self, spec: PartitionSpec, ledger: Ledger) -> None:
         self.spec = spec
-        self.ledger = Ledger(
-            group_size=spec.group_size,
-            columns=tuple(spec.columns),
-            consumers=spec.consumers,
-            first_group=first // spec.group_size + 1,
-        )
+        self.ledger = ledger
         all_places = {name: place for place, name in enumerate(spec.columns)}
         self._reads = {name: [all_places[column] for column in reads] for name, reads in spec.consumers.items()}
         self.waiting = {name: Waiting() for name in spec.consumers}
@@ -114,6 +118,26 @@ class PartitionLedger:
         """Every group that ever was, in order."""
         self._asking: dict[asyncio.Future[list[int]], int] = {}
         """Who waits for more of them, and how many each has seen."""
+
+    @classmethod
+    def make(cls, spec: PartitionSpec, first: int) -> PartitionLedger:
+        """An empty one. Row ids begin at ``first``, which no other partition's reach."""
+        ledger = Ledger(
+            group_size=spec.group_size,
+            columns=tuple(spec.columns),
+            consumers=spec.consumers,
+            first_group=first // spec.group_size + 1,
+        )
+        return cls(spec, ledger)
+
+    def end(self) -> None:
+        """It is over."""
+        for waiting in self.waiting.values():
+            waiting.end(ContractError(f"partition {self.spec.name!r} has ended", fix="ask for rows of the next one"))
+
+    def expire(self, now: float) -> tuple[Lease, ...]:
+        """End the leases whose time has come; returns them."""
+        return self.ledger.expire(now)
 
     def check(self, call: LeaseCall) -> None:
         """ContractError for a consumer or a column that there is not, and for numbers that mean nothing."""

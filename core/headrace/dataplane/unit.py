@@ -171,7 +171,15 @@ class UnitService:
         put = pending.put
         tokens = self._schemas[put.partition].tokens(put)
         return Note(
-            put.partition, put.rows, len(pending.nbytes), tuple(put.columns), pending.nbytes, tokens, put.version
+            put.partition,
+            put.rows,
+            len(pending.nbytes),
+            tuple(put.columns),
+            pending.nbytes,
+            tokens,
+            put.version,
+            put.tags,
+            put.producer,
         )
 
     def _heard(self, call: asyncio.Future[list[Noted]], noting: list[Pending]) -> None:

@@ -35,6 +35,7 @@ class Units:
         """When each was last heard of, or ``GONE``."""
         self._freed: dict[int, list[Array]] = defaultdict(list)
         """Rows to delete, by unit."""
+        self._awaited: asyncio.Future[list[str]] | None = None
 
     def add_own(self, address: str, unit: UnitLink) -> int:
         """A unit in this process; it lives as long. Returns its number."""
@@ -72,7 +73,18 @@ class Units:
         self._processes.append(unit.process)
         self._links.append(link)
         self._seen.append(seen)
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_result(self.addresses())
         return len(self._addresses)
+
+    def some(self) -> list[str] | asyncio.Future[list[str]]:
+        """:meth:`addresses`; when no unit lives, as soon as one does."""
+        addresses = self.addresses()
+        if any(addresses):
+            return addresses
+        if self._awaited is None or self._awaited.done():
+            self._awaited = asyncio.get_running_loop().create_future()
+        return asyncio.shield(self._awaited)
 
     def addresses(self) -> list[str]:
         """Of all that there ever were, by number; "" of those that are gone."""
@@ -89,6 +101,11 @@ class Units:
             self._seen[number - 1] = GONE
             self._freed.pop(number, None)
         return numbers
+
+    def lose(self, address: str) -> list[int]:
+        """Give up the unit at ``address``; returns its number, or nothing when that was known."""
+        there = [number for number, known in enumerate(self.addresses(), 1) if known == address]
+        return self._lose(there, "is gone")
 
     def free(self, rows: Array, units: Array) -> None:
         """Have rows deleted, once for everything that leaves in one turn of the loop. ``units``: int16 [rows, columns],

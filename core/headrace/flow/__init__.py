@@ -8,6 +8,23 @@ to rows, with which columns).
 """
 
 from headrace.flow.flow import Flow
-from headrace.flow.records import BatchLease, Counts, FlowState, StoredGroup, Switch, Ticket
+from headrace.flow.group_table import LATE, STORED
+from headrace.flow.leases import Lease
+from headrace.flow.records import ROW, BatchLease, Counts, FlowColumns, FlowState, StoredGroup, Switch, Ticket
+from headrace.flow.stages import TRAIN
 
-__all__ = ["BatchLease", "Counts", "Flow", "FlowState", "StoredGroup", "Switch", "Ticket"]
+__all__ = [
+    "LATE",
+    "ROW",
+    "STORED",
+    "TRAIN",
+    "BatchLease",
+    "Counts",
+    "Flow",
+    "FlowColumns",
+    "FlowState",
+    "Lease",
+    "StoredGroup",
+    "Switch",
+    "Ticket",
+]

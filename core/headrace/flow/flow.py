@@ -10,7 +10,7 @@ whole groups, oldest version first, and no row in it is staler than the policy's
 What the caller owes for liveness: carry out :meth:`Flow.switches`, call :meth:`Flow.place_again` for
 :meth:`Flow.unplaced`, and tell of everything that finished, failed or left. Then an unplaced trajectory is placed in
 the end, because ``switches`` brings its version back onto an instance when none hosts it (see
-:mod:`headrace.flow.switching`), and the policy's gates never wait for anything but trajectories in flight.
+:mod:`headrace.flow.switching`), and the policy's gates never wait for anything but trajectories in flight and tickets.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ from collections.abc import Collection
 
 import numpy as np
 
-from headrace.contract import FlowView, StalenessPolicy
+from headrace.contract import Array, FlowView, StalenessPolicy
 from headrace.errors import StalenessError
 from headrace.flow.admission import Admission
 from headrace.flow.dispatch import Dispatch
 from headrace.flow.fleet import Fleet
 from headrace.flow.group_table import STORED, WRITTEN
 from headrace.flow.leases import Lease
-from headrace.flow.ledger import Ledger
-from headrace.flow.records import BatchLease, Counts, FlowState, Switch, Ticket
+from headrace.flow.ledger import Ledger, batch_lease
+from headrace.flow.records import ROW, BatchLease, Counts, FlowColumns, FlowState, Switch, Ticket
+from headrace.flow.stages import TRAIN
 from headrace.flow.switching import Switching
 from headrace.flow.versions import Versions
-
-_ROW = ("row",)
-_TRAIN = "train"
 
 
 class Flow:
@@ -56,6 +54,7 @@ class Flow:
         first_group: int = 0,
         lookahead: float = 1.25,
         state: FlowState | None = None,
+        columns: FlowColumns = ROW,
     ) -> None:
         if min(batch_groups, group_size) < 1 or first_group < 0:
             raise ValueError(
@@ -69,7 +68,10 @@ class Flow:
         if state is not None:
             version, first_group = state.version, state.first_group
         self._versions = Versions(version)
-        self._ledger = Ledger(group_size=group_size, columns=_ROW, consumers={_TRAIN: _ROW}, first_group=first_group)
+        self._columns = columns
+        self._ledger = Ledger(
+            group_size=group_size, columns=columns.all, consumers=columns.consumers, first_group=first_group
+        )
         self._fleet = Fleet(lookahead=lookahead)
         self._switching = Switching(self._fleet, self._versions)
         self._dispatch = Dispatch(
@@ -103,7 +105,7 @@ class Flow:
             version=self._versions.newest,
             batch_taken=self._batch_trained or self._lease is not None,
             in_flight=self._versions.in_flight,
-            ready=self._ledger.ready(_TRAIN),
+            ready=self._ledger.ready(TRAIN),
         )
 
     def counts(self) -> Counts:
@@ -146,10 +148,17 @@ class Flow:
         """Published and not retired, ascending."""
         return self._versions.live
 
-    def stored_groups(self) -> tuple[int, ...]:
-        """Groups whose rows are all stored, and that are not in the batch in training; ascending."""
-        leased = self._lease.groups if self._lease is not None else ()
-        return tuple(stored.group for stored in self._ledger.stored_groups() if stored.group not in leased)
+    def groups_at(self, unit: int) -> tuple[int, ...]:
+        """Groups with a column in a storage unit, that are not in the batch in training; ascending."""
+        return tuple(group for group in self._ledger.at_unit(unit).tolist() if not self._in_batch(group))
+
+    def _in_batch(self, group: int) -> bool:
+        return self._lease is not None and group in self._lease.groups
+
+    @property
+    def ledger(self) -> Ledger:
+        """What is stored where, for the data plane's consumers: all else goes through the flow."""
+        return self._ledger
 
     def knows(self, group: int) -> bool:
         """Whether a group is outstanding: dispatched, neither trained nor dropped."""
@@ -240,10 +249,10 @@ class Flow:
         instance = self._dispatch.place_again(trajectory, self._ledger.version(trajectory // self.group_size))
         return instance.name if instance else None
 
-    def stored(self, trajectory: int, *, version: int, tokens: int, nbytes: int) -> bool:
-        """A row is in storage. ``version``: of its oldest token, as the engine reported it. False: the write was not
-        wanted (duplicate, late or unknown) and was counted; unless it is a duplicate, storage should forget it.
-        StalenessError when the row is older than its group or newer than the newest version."""
+    def stored(self, trajectory: int, *, version: int, tokens: int, nbytes: int, unit: int = 0) -> bool:
+        """A row's first columns are in storage ``unit``. ``version``: of its oldest token, as the engine reported it.
+        False: the write was not wanted and was counted; storage should not keep it. StalenessError when the row is
+        older than its group or newer than the newest version."""
         group = trajectory // self.group_size
         if self._is_awaited(trajectory):
             self._check_published(version, f"trajectory {trajectory}")
@@ -252,16 +261,26 @@ class Flow:
                     f"trajectory {trajectory} has a token of version {version}, its group started under {pinned}",
                     fix="an engine must sample every token from the version its request names",
                 )
-        row, versions = np.array([trajectory]), np.array([version])
-        written = int(self._ledger.write(row, _ROW, nbytes=nbytes, tokens=tokens, versions=versions)[0])
+        row, versions, first = np.array([trajectory]), np.array([version]), self._columns.first
+        written = self._ledger.write(row, first, nbytes=nbytes, tokens=tokens, versions=versions, unit=unit)[0]
         if written != STORED:
             self._refused[WRITTEN[written]] += 1
             return False
         self._in_flight -= 1
         self._fleet.remove(trajectory, self._ledger.version(group))
-        if self._ledger.is_complete(group):
-            self._versions.closed(self._ledger.version(group))
+        self._completed(group)
         return True
+
+    def added(self, rows: Array, columns: Collection[str], *, nbytes: Array, unit: int) -> Array:
+        """Further columns of rows are in storage ``unit``: int8 [n], as :meth:`Ledger.write`."""
+        outcome = self._ledger.write(rows, columns, nbytes=nbytes, unit=unit)
+        for group in np.unique(rows[outcome == STORED] // self.group_size).tolist():
+            self._completed(group)
+        return outcome
+
+    def _completed(self, group: int) -> None:
+        if self._ledger.is_complete(group):  # nothing is left but training
+            self._versions.closed(self._ledger.version(group))
 
     def drop_group(self, group: int, reason: str) -> tuple[int, ...]:
         """Give a whole group up, stored members included. Returns its row ids, which storage may free; () when it is
@@ -270,6 +289,8 @@ class Flow:
             if group >= self.next_group:
                 raise ValueError(f"group {group} was never dispatched; the next one is {self.next_group}")
             return ()
+        if self._in_batch(group):
+            raise ValueError(f"group {group} is in the batch in training; release it first")
         version, complete = self._ledger.version(group), self._ledger.is_complete(group)
         rows = self._ledger.rows(group)
         stored = self._ledger.drop(group)
@@ -298,27 +319,22 @@ class Flow:
         view = self.view()
         if self._admission.batch(view) is None:
             return None
-        lease = self._ledger.lease(_TRAIN, self.batch_groups, deadline=now + ttl)
+        lease = self._ledger.lease(TRAIN, self.batch_groups, deadline=now + ttl)
         assert lease is not None, "the policy was asked about groups that are ready"
-        self._lease = self._batch_lease(lease, view.version)
+        self._lease = batch_lease(lease, view.version, self._ledger)
         return self._lease
-
-    def extend(self, lease: int, *, now: float, ttl: float) -> None:
-        """Hold the batch until ``now + ttl``. ValueError when it is not held any more."""
-        self._ledger.extend(lease, deadline=now + ttl)
 
     def release(self, lease: int) -> None:
         """Give the batch back: its groups may be taken again, as the batch of the same version."""
         self._ledger.release(lease)
         self._lease = None
 
-    def expire(self, now: float) -> tuple[BatchLease, ...]:
-        """Release the batch if its deadline has come; returns it if so."""
-        expired = self._lease
-        if not self._ledger.expire(now) or expired is None:
-            return ()
-        self._lease = None
-        return (expired,)
+    def expire(self, now: float) -> tuple[Lease, ...]:
+        """Release the leases whose deadline has come, the batch's among them; returns them."""
+        expired = self._ledger.expire(now)
+        if self._lease is not None and self._lease.lease in {lease.lease for lease in expired}:
+            self._lease = None
+        return expired
 
     def trained(self, lease: int, *, applied: bool = True) -> tuple[int, ...]:
         """The batch is done with. Returns its rows, which storage may free. ``applied=False``: no optimiser step was
@@ -380,14 +396,3 @@ class Flow:
                 f"staleness would be negative",
                 fix="after a failover or resume, continue from the highest version ever published",
             )
-
-    def _batch_lease(self, lease: Lease, version: int) -> BatchLease:
-        groups = tuple(sorted(lease.groups.tolist()))
-        return BatchLease(
-            lease=lease.lease,
-            version=version,
-            groups=groups,
-            rows=tuple(row for group in groups for row in self._ledger.rows(group)),
-            tokens=tuple(count for group in groups for count in self._ledger.tokens(group)),
-            deadline=lease.deadline,
-        )

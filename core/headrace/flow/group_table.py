@@ -120,6 +120,10 @@ class GroupTable:
         """Whether a row of an open group has a column."""
         return bool(self._groups.get("written", row // self.group_size)[row % self.group_size])
 
+    def is_started(self, group: int) -> bool:
+        """Whether every row of an open group has a column."""
+        return bool(self._groups.get("written", group).all())
+
     def is_complete(self, group: int) -> bool:
         """Whether every row of an open group has every column."""
         return bool((self._groups.get("written", group) == self._all).all())

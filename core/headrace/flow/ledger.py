@@ -21,7 +21,7 @@ from headrace.contract import Array
 from headrace.flow.group_table import STORED, GroupTable
 from headrace.flow.leases import Lease, Leases
 from headrace.flow.ready import ReadyGroups
-from headrace.flow.records import FlowState, StoredGroup
+from headrace.flow.records import BatchLease, FlowState, StoredGroup
 
 _PENDING, _READY, _LEASED, _DONE = range(4)
 
@@ -58,13 +58,18 @@ class Ledger(GroupTable):
     # ------------------------------------------------------------ groups
 
     def drop(self, group: int) -> int:
-        """An open group leaves; returns how many of its rows were stored. ValueError while it is on lease."""
-        states = self._groups.get("state", group)
-        if (states == _LEASED).any():
-            raise ValueError(f"group {group} is on lease; release it before dropping it")
+        """An open group leaves, also one on lease, which whoever has it may acknowledge or release still; returns how
+        many of its rows were stored."""
         stored = int(np.count_nonzero(self._groups.get("written", group)))
         self._discard(group)
         return stored
+
+    def at_unit(self, unit: int) -> Array:
+        """Open groups with a column in a storage unit, ascending. O(groups since the oldest open one)."""
+        groups = np.arange(self._groups.low, self._groups.end)
+        there = (self._column_of("units", groups) == unit).any(axis=(1, 2))
+        found: Array = groups[there & self._column_of("open", groups)]
+        return found
 
     def _discard(self, group: int) -> None:
         states = self._groups.get("state", group)
@@ -75,11 +80,8 @@ class Ledger(GroupTable):
         self._leave(np.array([group]))
 
     def lose(self, unit: int) -> Array:
-        """A storage unit is gone: groups with a column there leave, those on lease too; returns them, ascending.
-        O(groups since the oldest open one)."""
-        groups = np.arange(self._groups.low, self._groups.end)
-        there = (self._column_of("units", groups) == unit).any(axis=(1, 2))
-        lost: Array = groups[there & self._column_of("open", groups)]
+        """A storage unit is gone: the groups :meth:`at_unit` leave; returns them."""
+        lost = self.at_unit(unit)
         for group in lost.tolist():
             self._discard(group)
         return lost
@@ -110,6 +112,10 @@ class Ledger(GroupTable):
         rows = np.array(self.rows(stored.group))
         versions = np.full(len(rows), stored.oldest)
         self.write(rows, self._bits, nbytes=np.array(stored.nbytes), tokens=np.array(stored.tokens), versions=versions)
+
+    def place(self, rows: Array, unit: int) -> None:
+        """Values of rows that an earlier run had stored are in ``unit`` now."""
+        self._row_column("units")[self._row_slots(rows)] = unit
 
     # ------------------------------------------------------------ rows
 
@@ -313,3 +319,16 @@ class Ledger(GroupTable):
         while low < self._groups.end and not opened[low - self._groups.base] and not self._groups.get("reserved", low):
             low += 1
         self._groups.forget(low)
+
+
+def batch_lease(lease: Lease, version: int, ledger: Ledger) -> BatchLease:
+    """The groups of a lease as the training batch of ``version``."""
+    groups = tuple(sorted(lease.groups.tolist()))
+    return BatchLease(
+        lease=lease.lease,
+        version=version,
+        groups=groups,
+        rows=tuple(row for group in groups for row in ledger.rows(group)),
+        tokens=tuple(count for group in groups for count in ledger.tokens(group)),
+        deadline=lease.deadline,
+    )

@@ -7,6 +7,20 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FlowColumns:
+    """What rows are made of. ``first``: written when a trajectory is finished; ``consumers``: name → the columns it
+    reads, ``train`` among them, which reads the last one to be written."""
+
+    all: tuple[str, ...]
+    first: tuple[str, ...]
+    consumers: Mapping[str, tuple[str, ...]]
+
+
+ROW = FlowColumns(all=("row",), first=("row",), consumers={"train": ("row",)})
+"""Where nobody asks for parts of a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
     """A group may start."""
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from headrace.config import Job
 from headrace.contract import Environment, EnvironmentContext, Launcher
+from headrace.dataplane import AsyncPlane, LedgerService
 from headrace.errors import RunError
 from headrace.registry import build
 from headrace.run.directory import RunDirectory
@@ -21,7 +22,7 @@ from headrace.run.tasks import TasksIdentity, identify
 from headrace.services.controller import Controller
 from headrace.services.fleet import Fleet
 from headrace.services.messages import RolloutSetup, ScratchModel, TrainerSetup, WorkerSetup
-from headrace.services.storage import StorageClient, StorageSetup
+from headrace.services.storage import StorageSetup
 from headrace.services.supervisor import NodePlan, Supervisor
 from headrace.services.workers import Workers
 from headrace.wire import Client, Network
@@ -29,14 +30,14 @@ from headrace.wire import Client, Network
 T = TypeVar("T")
 
 MODEL_DEADLINE = 300.0
-TRAINER, STORAGE = "trainer", "storage-0"
+TRAINER = "trainer"
 
 
 class Cluster:
     """All nodes of one run."""
 
     trainer: Client
-    storage: StorageClient
+    plane: AsyncPlane
     supervisor: Supervisor
     environment: Environment
     """The controller's own copy: it is only asked which tasks there are."""
@@ -51,7 +52,7 @@ class Cluster:
         self._emit = emit
         self._sockets = SocketDirectory()
         self._background: set[asyncio.Task[None]] = set()
-        self._clients: list[Client | StorageClient] = []
+        self._clients: list[Client | AsyncPlane] = []
         host = job.network.host if job.network.transport == "tcp" else None
         self._network = Network.create(self._sockets.path, host=host)
         self.fleet = Fleet(
@@ -62,22 +63,26 @@ class Cluster:
             tolerance=self_check_tolerance(job),
         )
         self.workers = Workers(self._network.client)
+        self.ledger = LedgerService(connect=self._network.client)
+        self.units: dict[str, str] = {}
+        """Storage unit → where it serves."""
         self.controller = Controller(
             emit=emit,
             fleet=self.fleet,
+            ledger=self.ledger,
             max_failed_share=job.environment.max_failed_share,
             max_attempts=job.environment.max_attempts,
             notice=notice,
         )
         self._recovery: Recovery | None = None
-        self._server = self._network.server(self.controller, "controller")
+        self._server = self._network.server(self.controller, self.ledger, name="controller")
 
     # ------------------------------------------------------------ start
 
     async def start(self) -> None:
         """Start every node and wait until all serve."""
         job = self._job
-        address = await self._server.start()
+        address = self._address = await self._server.start()
         launcher = build(job.launcher.spec)
         assert isinstance(launcher, Launcher)
         self.supervisor = Supervisor(
@@ -92,7 +97,7 @@ class Cluster:
         )
         self.controller.supervisor = self.supervisor
         names = [f"rollout-{i}" for i in range(job.rollout.instances)]
-        await self._launch_storage()
+        await self._launch_units()
         await self._launch_trainer()
         self.model_path = await self._model()
         await self._launch_rollouts(names)
@@ -104,20 +109,23 @@ class Cluster:
             self.workers.add(name, await self.supervisor.address(name))
         self._recovery = Recovery(self)
 
-    async def _launch_storage(self) -> None:
-        await self.supervisor.launch(
-            NodePlan(
-                name=STORAGE,
-                role="storage",
-                setup=lambda: StorageSetup(storage=self._job.storage.spec),
-                python=sys.executable,
-                threads=1,
+    async def _launch_units(self) -> None:
+        for number in range(self._job.storage.units):
+            name = f"storage-{number}"
+            await self.supervisor.launch(
+                NodePlan(
+                    name=name,
+                    role="storage",
+                    setup=lambda: StorageSetup(storage=self._job.storage.spec),
+                    python=sys.executable,
+                    threads=1,
+                )
             )
-        )
-        address = await self.supervisor.address(STORAGE)
-        self.storage = StorageClient(address, connect=self._network.client)
-        self.controller.storage = address
-        self._clients.append(self.storage)
+        for number in range(self._job.storage.units):
+            name = f"storage-{number}"
+            self.units[name] = await self.supervisor.address(name)
+        self.plane = AsyncPlane(self._address, name="controller", connect=self._network.client)
+        self._clients.append(self.plane)
 
     async def _launch_trainer(self) -> None:
         job = self._job
@@ -127,7 +135,7 @@ class Cluster:
                 role="trainer",
                 setup=lambda: TrainerSetup(
                     transport=job.weights.spec,
-                    storage=self.storage.address,
+                    ledger=self._address,
                     threads=job.trainer.threads,
                     seed=job.job.seed,
                     dumps=str(self._directory.path / "not_finite"),
@@ -203,7 +211,7 @@ class Cluster:
             environment=environment.spec,
             model_path=self.model_path,
             seed=self._job.job.seed,
-            storage=self.storage.address,
+            ledger=self._address,
             scoring_workers=environment.scoring_workers,
             scoring_deadline=environment.scoring_deadline,
             python=environment.python or sys.executable,
@@ -269,6 +277,7 @@ class Cluster:
         if self.controller.supervisor is not None:
             await self.supervisor.close()
         await self._server.close()
+        await self.ledger.close()
         await self.fleet.close()
         await self.workers.close()
         for client in self._clients:

@@ -10,15 +10,18 @@ import asyncio
 import logging
 import shutil
 
+import numpy as np
+
 from headrace.contract import Batch
+from headrace.contract.columns import REWARD, VERSION
 from headrace.errors import HeadraceError, LostRowsError
 from headrace.flow import Flow
 from headrace.observe.epochs import standing_checkpoints
 from headrace.run import checkpoint as checkpoints
 from headrace.run.checkpoint import Checkpoint, RunState
+from headrace.run.columns import phase_partition
 from headrace.run.parts import Parts, PhaseRun
 from headrace.services.messages import RestoreCall
-from headrace.services.trainer import ROW_COLUMNS
 
 RESTORE_DEADLINE = 300.0
 ROWS_AT_ONCE = 1024
@@ -81,14 +84,15 @@ class Keeper:
 
     async def _rows(self, state: RunState) -> list[Batch]:
         size = self._p.job.phases[state.phase].batch.group_size
-        rows = [row for stored in state.flow.stored for row in range(stored.group * size, (stored.group + 1) * size)]
-        return [
-            await self._p.storage.get(rows[start : start + ROWS_AT_ONCE], ROW_COLUMNS)
-            for start in range(0, len(rows), ROWS_AT_ONCE)
-        ]
+        groups = np.array([stored.group for stored in state.flow.stored], dtype=np.int64)
+        rows = (groups[:, None] * size + np.arange(size)).reshape(-1)
+        found = self._p.controller.whereabouts(rows)  # now: by and by they are trained, and forgotten
+        partition, columns, units = found["partition"], found["columns"], found["units"]
+        parts = [slice(start, start + ROWS_AT_ONCE) for start in range(0, len(rows), ROWS_AT_ONCE)]
+        return [await self._p.plane.get(partition, rows[part], units[part], columns) for part in parts]
 
     async def restore(self, checkpoint: Checkpoint) -> None:
-        """Weights, optimiser, rows and counters are back where they were."""
+        """Weights, optimiser and counters are back where they were."""
         p, state = self._p, checkpoint.state
         self._in_force = await asyncio.to_thread(standing_checkpoints, p.directory.events)
         await p.trainer.call(
@@ -97,8 +101,16 @@ class Keeper:
             deadline=RESTORE_DEADLINE,
             awaiting=f"the trainer to restore {checkpoint.trainer}",
         )
-        for rows in checkpoint.rows():
-            await p.storage.put(rows)
         p.measures.restore(prompts=state.prompts, samples=state.samples, optimizer_steps=state.optimizer_steps)
         p.evaluator.results.update(state.evaluations)
         p.controller.attempts.quarantine.update(state.quarantine)
+
+    async def put_back(self, began: PhaseRun, flow: Flow) -> None:
+        """The data plane takes the phase's rows from now on; those that a checkpoint kept are there when this returns,
+        in however many storage units there are now."""
+        p = self._p
+        rows = p.controller.open_rows(flow, phase_partition(began.phase.name, group_size=began.phase.batch.group_size))
+        for batch in began.resumed.rows() if began.resumed is not None else ():
+            rows.returning(batch.rows.tolist())
+            tags = {name: batch.dense(name) for name in (VERSION, REWARD)}
+            await p.plane.put(began.phase.name, batch.columns, rows=batch.rows, tags=tags)

@@ -35,6 +35,7 @@ from headrace.errors import LostRowsError, RunError
 from headrace.flow import BatchLease, Flow
 from headrace.registry import build
 from headrace.run.checkpoint import Checkpoint, RunState
+from headrace.run.columns import flow_columns
 from headrace.run.keeper import Keeper
 from headrace.run.parts import Parts, PhaseRun
 from headrace.services.groups import GroupPlan
@@ -43,7 +44,6 @@ from headrace.services.messages import (
     PhaseSetup,
     PublishCall,
     Published,
-    TrainCall,
     TrainReply,
     VersionCall,
 )
@@ -147,6 +147,7 @@ class TrainingLoop:
         p.fleet.follow(flow if plan.rollout else None)
         if p.job.evaluation.every and began.resumed is None:
             await self._evaluate(flow, plan)
+        await self._keeper.put_back(began, flow)
         p.controller.begin_phase(flow, plan)
         step = began.step
         while not (step and await self._evaluated_enough(flow, phase, plan, step - 1, last=step == phase.steps)):
@@ -159,7 +160,6 @@ class TrainingLoop:
         self._next_group = flow.next_group
         self._next_trajectory = flow.next_group * flow.group_size
         await self._cancel(p.controller.end_phase("phase_ended"))
-        await self._free_rows()
         await self._settle()  # an evaluation may be under way, and the next phase's flow knows nothing of its pin
         return True
 
@@ -191,10 +191,10 @@ class TrainingLoop:
         phase = began.phase
         policy = build(phase.staleness)
         assert isinstance(policy, StalenessPolicy)
-        batch = phase.batch
+        batch, columns = phase.batch, flow_columns()
         sizes: dict[str, Any] = {"batch_groups": batch.groups, "group_size": batch.group_size}
         if began.resumed is not None:
-            return Flow(policy=policy, rollout=plan.rollout, state=began.resumed.state.flow, **sizes)
+            return Flow(policy=policy, rollout=plan.rollout, state=began.resumed.state.flow, columns=columns, **sizes)
         self._p.journal.emit(
             "phase_started",
             phase=phase.name,
@@ -208,7 +208,14 @@ class TrainingLoop:
         )
         # Group and trajectory ids are unique in the run, also when the group size changes.
         first_group = max(self._next_group, -(-self._next_trajectory // batch.group_size))
-        return Flow(policy=policy, rollout=plan.rollout, version=self.version, first_group=first_group, **sizes)
+        return Flow(
+            policy=policy,
+            rollout=plan.rollout,
+            version=self.version,
+            first_group=first_group,
+            columns=columns,
+            **sizes,
+        )
 
     # ------------------------------------------------------------ one batch
 
@@ -216,7 +223,7 @@ class TrainingLoop:
         p = self._p
         lease, reply, waited = await self._trained_batch()
         applied = reply.applied > 0 or not reply.skipped
-        p.controller.free(flow.trained(lease.lease, applied=applied))
+        p.controller.trained(lease, applied=applied)
         p.journal.emit(
             "batch_trained",
             version=lease.version,
@@ -236,7 +243,6 @@ class TrainingLoop:
         p.measures.batch(lease, reply, step=step, wait_seconds=waited, tally=p.controller.tally)
         state = self._state(flow, began, step) if self._checkpoint_due(began.phase, step) else None
         p.controller.pump()
-        self._spawn(self._free_rows(), "free rows")
         for version in flow.retirable():
             flow.retired(version)
             await self._retire(version)
@@ -273,7 +279,7 @@ class TrainingLoop:
         self.awaits = f"the trainer to train the batch of version {lease.version}"
         return await self._p.trainer.call(
             "train",
-            TrainCall(version=lease.version, rows=list(lease.rows)),
+            self._p.controller.train_call(lease),
             reply=TrainReply,
             deadline=TRAIN_DEADLINE,
             awaiting=self.awaits,
@@ -291,10 +297,6 @@ class TrainingLoop:
                 fix="lower the learning rate, and look for rewards or log-probs that are not finite in those rows; "
                 "without such rows, look for answers that are all empty: prompts that fill the context make them",
             )
-
-    async def _free_rows(self) -> None:
-        if rows := self._p.controller.rows_to_free():
-            await self._p.storage.delete(rows)
 
     # ------------------------------------------------------------ evaluation and saves
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from headrace.config import Job, Phase
 from headrace.contract import SaveKind
+from headrace.dataplane import AsyncPlane
 from headrace.run.checkpoint import Checkpoint
 from headrace.run.directory import RunDirectory
 from headrace.run.evaluation import Evaluator
@@ -18,7 +19,6 @@ from headrace.services.controller import Controller
 from headrace.services.fleet import Fleet
 from headrace.services.groups import GroupPlan
 from headrace.services.messages import SaveCall
-from headrace.services.storage import StorageClient
 from headrace.services.workers import Workers
 from headrace.wire import Client
 
@@ -34,7 +34,7 @@ class Parts:
     fleet: Fleet
     trainer: Client
     workers: Workers
-    storage: StorageClient
+    plane: AsyncPlane
     evaluator: Evaluator
     measures: Measures
     journal: Journal

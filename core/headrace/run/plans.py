@@ -34,6 +34,7 @@ def group_plan(job: Job, phase: Phase, environment: Environment) -> GroupPlan:
     """How the groups of a phase are filled."""
     seed, tasks = job.job.seed, environment.size("train")
     return GroupPlan(
+        partition=phase.name,
         rollout=rolls_out(phase),
         max_new_tokens=job.rollout.max_new_tokens,
         temperature=job.rollout.temperature,

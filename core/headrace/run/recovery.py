@@ -4,7 +4,7 @@
 |--------------------|------------------------------------------------------------------------------------|
 | rollout instance   | its trajectories are generated again elsewhere, under the version they started with |
 | environment worker | others, or its successor, play its groups again                                    |
-| storage unit       | the groups it held are dropped by name; what is under way goes to its successor    |
+| storage unit       | the groups it held are dropped by name; what is under way goes to another unit     |
 | trainer            | nothing: the run ends, to be resumed from its last checkpoint                      |
 
 Invariant: from the moment in which a loss is known nothing more is given to the lost process; when its successor
@@ -16,16 +16,16 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
+from headrace.dataplane import AsyncPlane, LedgerService
 from headrace.errors import RunError
 from headrace.services.controller import Controller
 from headrace.services.fleet import Fleet
 from headrace.services.messages import PeerCall
-from headrace.services.storage import StorageClient
 from headrace.services.supervisor import Supervisor
 from headrace.services.workers import Workers
 from headrace.wire import Client
 
-MOVE_DEADLINE = 60.0
+TELL_DEADLINE = 60.0
 
 
 class Nodes(Protocol):
@@ -34,7 +34,10 @@ class Nodes(Protocol):
     controller: Controller
     fleet: Fleet
     workers: Workers
-    storage: StorageClient
+    ledger: LedgerService
+    plane: AsyncPlane
+    units: dict[str, str]
+    """Storage unit → where it serves."""
     trainer: Client
     supervisor: Supervisor
 
@@ -65,8 +68,9 @@ class Recovery:
             nodes.controller.worker_lost(process)
             nodes.spawn(self._worker(name), f"recover {name}")
         elif role == "storage":
-            nodes.controller.storage_lost()
-            nodes.spawn(self._storage(name), f"recover {name}")
+            address = nodes.units.pop(name)
+            nodes.ledger.lose(address)
+            nodes.spawn(self._storage(name, address), f"recover {name}")
         else:
             nodes.fail(error)
 
@@ -82,25 +86,17 @@ class Recovery:
         # It asked for work before it could be told anything.
         for address in list(self._lost_instances):
             await self._tell_that_nobody_serves(address)
-        await self._tell_where_storage_is()
 
-    async def _storage(self, name: str) -> None:
-        nodes = self._nodes
-        address = await nodes.supervisor.restart(name)
-        nodes.controller.storage = address
-        await nodes.storage.moved(address)
+    async def _storage(self, name: str, address: str) -> None:
+        """Whoever waits for the unit turns to others, or waits for the next one at the ledger."""
+        nodes, lost = self._nodes, PeerCall(address=address)
+        await nodes.plane.lost(address)
         await nodes.trainer.call(
-            "storage_moved",
-            PeerCall(address=address),
-            deadline=MOVE_DEADLINE,
-            awaiting="the trainer to turn to another storage unit",
+            "unit_lost", lost, deadline=TELL_DEADLINE, awaiting="the trainer to give a storage unit up"
         )
-        await self._tell_where_storage_is()
+        await nodes.workers.tell("unit_lost", lost, awaiting="to give a storage unit up")
+        nodes.units[name] = await nodes.supervisor.restart(name)
 
     async def _tell_that_nobody_serves(self, address: str) -> None:
         peer = PeerCall(address=address)
         await self._nodes.workers.tell("instance_lost", peer, awaiting=f"to give the instance at {address} up")
-
-    async def _tell_where_storage_is(self) -> None:
-        peer = PeerCall(address=self._nodes.storage.address)
-        await self._nodes.workers.tell("storage_moved", peer, awaiting="to turn to another storage unit")

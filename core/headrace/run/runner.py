@@ -169,7 +169,7 @@ async def _train(run: _Run, cluster: Cluster, trains: Callable[[TrainingLoop], N
         fleet=cluster.fleet,
         trainer=cluster.trainer,
         workers=cluster.workers,
-        storage=cluster.storage,
+        plane=cluster.plane,
         evaluator=Evaluator(
             evaluation_plan(job, held_out_tasks(job, cluster.environment)),
             controller=cluster.controller,

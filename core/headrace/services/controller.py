@@ -14,19 +14,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from headrace.contract import Array
+from headrace.dataplane import LedgerService, PartitionSpec
 from headrace.errors import HeadraceError, RunError
-from headrace.flow import BatchLease, Flow
+from headrace.flow import LATE, BatchLease, Flow
 from headrace.services.attempts import Attempts
 from headrace.services.board import WorkBoard
 from headrace.services.failures import FailureShare, gist
 from headrace.services.fleet import Fleet
-from headrace.services.groups import STORAGE_LOST, GroupPlan, Groups
+from headrace.services.groups import STORAGE_LOST, GroupPlan, Groups, StoredRows
 from headrace.services.messages import (
     Entry,
     EvaluationDone,
     GroupFailed,
-    GroupStored,
     Heartbeat,
     PlaceCall,
     Placement,
@@ -34,11 +36,13 @@ from headrace.services.messages import (
     Report,
     Scored,
     ScorerLost,
+    TrainCall,
     TrajectoryFinished,
     WorkItem,
     WorkRequest,
     item_key,
 )
+from headrace.services.rows import PhaseRows
 from headrace.services.supervisor import Supervisor
 from headrace.services.worker import WORK_POLL_SECONDS
 from headrace.wire import rpc
@@ -69,6 +73,7 @@ class Controller:
         *,
         emit: Callable[..., Any],
         fleet: Fleet,
+        ledger: LedgerService,
         max_failed_share: float = 1.0,
         max_attempts: int = 1,
         notice: Callable[[str], None] = lambda text: None,
@@ -77,13 +82,14 @@ class Controller:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.tally = Tally()
         self.attempts = Attempts(max_attempts)
-        self.storage = ""
-        """Address of the storage unit that has the rows; "" while there is none."""
         self._emit = emit
         self._notice = notice
         self._told: set[str] = set()
         """Reasons of failures that whoever watches has read."""
         self._fleet = fleet
+        self._ledger = ledger
+        self.rows: PhaseRows | None = None
+        """Of the phase that runs, in the data plane."""
         self._groups: Groups | None = None
         self._board = WorkBoard()
         self._places: list[tuple[PlaceCall, asyncio.Future[Placement]]] = []
@@ -91,7 +97,6 @@ class Controller:
         self._batch: asyncio.Future[BatchLease] | None = None
         self._publishable: asyncio.Future[None] | None = None
         self._failures = FailureShare(window=EARLY_WINDOW, limit=max_failed_share)
-        self._to_free: list[int] = []
         self._slow: set[str] = set()
         """Processes whose event loop stood still; each is told of once."""
         fleet.changed = self.pump
@@ -145,16 +150,20 @@ class Controller:
             for entry in report.entries:
                 self._hear(entry)
         except HeadraceError as error:
-            self._fail(error)
+            self.fail(error)
         self.pump()
 
     # ------------------------------------------------------------ phases
 
+    def open_rows(self, flow: Flow, spec: PartitionSpec) -> PhaseRows:
+        """The data plane takes rows of ``flow`` from now on, those of an earlier run first."""
+        self.rows = PhaseRows(spec, flow, self)
+        self._ledger.add(self.rows)
+        return self.rows
+
     def begin_phase(self, flow: Flow, plan: GroupPlan) -> None:
-        """From now on work comes from ``flow``."""
-        self._groups = Groups(
-            flow, plan, fleet=self._fleet, attempts=self.attempts, emit=self._emit, free=self._to_free.extend
-        )
+        """From now on work comes from ``flow``, whose rows are open."""
+        self._groups = Groups(flow, plan, fleet=self._fleet, attempts=self.attempts, emit=self._emit, free=self._free)
         self._failures = FailureShare(window=flow.batch_groups * flow.group_size, limit=plan.max_failed_share)
         self.pump()
 
@@ -163,6 +172,7 @@ class Controller:
         groups = self._require_groups()
         dropped = groups.drop_all(reason)
         self._groups = None
+        self._ledger.remove(groups.plan.partition)
         self._board.forget(item_key(group, evaluation=False) for group in dropped)
         return dropped
 
@@ -171,6 +181,18 @@ class Controller:
         self._batch = asyncio.get_running_loop().create_future()
         self.pump()
         return await self._batch
+
+    def train_call(self, lease: BatchLease) -> TrainCall:
+        """Where the trainer finds the rows of a batch."""
+        rows = np.array(lease.rows, dtype=np.int64)
+        return TrainCall(version=lease.version, rows=rows, **self.whereabouts(rows))
+
+    def whereabouts(self, rows: Array) -> dict[str, Any]:
+        """The ``partition`` and ``columns`` of rows that are stored, and ``units``: int16 [rows, columns], which unit
+        has each."""
+        assert self.rows is not None, "no phase is running"
+        spec, ledger = self.rows.spec, self.rows.ledger
+        return {"partition": spec.name, "columns": tuple(spec.columns), "units": ledger.units_of(rows)}
 
     def batch_lost(self, lease: BatchLease) -> None:
         """Storage lost rows of a batch before the trainer had read it: its groups are dropped."""
@@ -187,15 +209,13 @@ class Controller:
         self.pump()
         await self._publishable
 
-    def rows_to_free(self) -> list[int]:
-        """Rows no one will read again, once."""
-        rows = self._to_free.copy()
-        self._to_free.clear()
-        return rows
+    def trained(self, lease: BatchLease, *, applied: bool) -> None:
+        """A batch is done with: nobody will read its rows again."""
+        self._free(self._require_groups().flow.trained(lease.lease, applied=applied))
 
-    def free(self, rows: Iterable[int]) -> None:
-        """Remember rows that storage may forget."""
-        self._to_free.extend(rows)
+    def _free(self, rows: Iterable[int]) -> None:
+        if self.rows is not None:
+            self._ledger.free(self.rows, np.fromiter(rows, dtype=np.int64))
 
     # ------------------------------------------------------------ evaluation
 
@@ -223,14 +243,29 @@ class Controller:
                 self._board.put(again)
         self.pump()
 
-    def storage_lost(self) -> None:
-        """The storage unit is gone with the rows it held: their groups are dropped. Those that are in training were
-        read already, or the trainer will say that they are missing."""
-        self.storage = ""
+    def unit_lost(self, unit: int) -> None:
+        """A storage unit is gone, and the rows it held."""
         if self._groups is not None:
-            for group in self._groups.flow.stored_groups():
-                self._groups.drop(group, STORAGE_LOST)
+            self._groups.lost_unit(unit)
         self.pump()
+
+    def unkept(self, groups: list[int]) -> None:
+        """A storage unit could not keep rows of these groups."""
+        if self._groups is not None:
+            self._groups.lost(groups)
+        self.pump()
+
+    # ------------------------------------------------------------ rows
+
+    def stored(self, rows: StoredRows) -> Array:
+        """A storage unit is about to keep first columns of rows; int8 [n], 0 for those to keep. What a worker that was
+        given up puts is too late, as what it says."""
+        if self._groups is None or self._board.is_lost(rows.producer):
+            return np.full(len(rows.trajectories), LATE, dtype=np.int8)
+        outcome, complete = self._groups.stored(rows)
+        for group in complete:
+            self._board.done(item_key(group, evaluation=False))
+        return outcome
 
     # ------------------------------------------------------------ the pump
 
@@ -245,9 +280,10 @@ class Controller:
             # Last: a batch that is taken makes room for the groups of the next.
             self._board.give(lambda: None if self._groups is None else self._groups.next_item())
         except HeadraceError as error:
-            self._fail(error)
+            self.fail(error)
 
-    def _fail(self, error: HeadraceError) -> None:
+    def fail(self, error: HeadraceError) -> None:
+        """The run ends with this."""
         if not self.failed.done():
             self.failed.set_exception(error)
 
@@ -298,22 +334,11 @@ class Controller:
                 self._count_failures(entry.trajectories, entry.unscored, entry.detail)
             case ScorerLost():
                 self._emit("node_stopped", node=f"{entry.node}/scoring", reason=entry.reason)
-            case GroupStored():
-                self._group_stored(entry)
             case GroupFailed():
                 self._group_failed(entry)
             case EvaluationDone():
                 if self._board.done(item_key(entry.item, evaluation=True)) is not None:
                     self._evaluation_done(entry)
-
-    def _group_stored(self, entry: GroupStored) -> None:
-        item = self._board.done(item_key(entry.group, evaluation=False))
-        if self._groups is None:
-            self._to_free.extend(entry.trajectories)
-        elif entry.storage == self.storage:
-            self._groups.stored(entry)
-        elif item is not None and (again := self._groups.again(item, STORAGE_LOST)) is not None:
-            self._board.put(again)
 
     def _group_failed(self, entry: GroupFailed) -> None:
         item = self._board.done(item_key(entry.group, evaluation=False))
@@ -332,7 +357,7 @@ class Controller:
         try:
             self._failures.record(trajectories=trajectories, failed=failed, detail=detail)
         except RunError as error:
-            self._fail(error)
+            self.fail(error)
 
     def _require_groups(self) -> Groups:
         assert self._groups is not None, "no phase is running"

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from headrace.contract import Array
 from headrace.errors import RunError
-from headrace.flow import Flow, Ticket
+from headrace.flow import LATE, STORED, Flow, Ticket
 from headrace.services.attempts import Attempts
 from headrace.services.fleet import Fleet
 from headrace.services.messages import (
-    GroupStored,
     Member,
     PlaceCall,
     Placement,
@@ -33,6 +34,8 @@ STORAGE_LOST = "storage_lost"
 class GroupPlan:
     """What turns a flow ticket into a work item."""
 
+    partition: str
+    """Of the data plane."""
     rollout: bool
     max_new_tokens: int
     temperature: float
@@ -44,6 +47,21 @@ class GroupPlan:
     """Trajectory id → sampling seed."""
     max_failed_share: float
     """Of the trajectories of a batch, before the run stops."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRows:
+    """The first columns of rows that a storage unit is about to keep; parallel to ``trajectories``."""
+
+    producer: str
+    """Id of the worker's process."""
+    trajectories: list[int]
+    versions: list[int]
+    """Of the oldest token."""
+    tokens: list[int]
+    nbytes: list[int]
+    rewards: list[float]
+    unit: int
 
 
 class Groups:
@@ -92,6 +110,7 @@ class Groups:
             group=ticket.group,
             version=ticket.version,
             split="train",
+            partition=self.plan.partition,
             members=self._members(ticket, task),
             max_new_tokens=self.plan.max_new_tokens,
             temperature=self.plan.temperature,
@@ -228,26 +247,45 @@ class Groups:
         )
         return True
 
-    def stored(self, entry: GroupStored) -> None:
-        """A group's rows are in storage."""
-        if not self.flow.knows(entry.group):
-            self._free(entry.trajectories)
-            return
-        rows = zip(entry.trajectories, entry.versions, entry.tokens, entry.nbytes, entry.rewards, strict=True)
-        for trajectory, version, tokens, nbytes, reward in rows:
-            # The ledger is told first: what it refuses (a duplicate) was stored and logged before.
-            if not self.flow.stored(trajectory, version=version, tokens=tokens, nbytes=nbytes):
-                continue
-            self._emit("trajectory_scored", trajectory=trajectory, reward=reward)
-            self._emit(
-                "row_stored",
-                row=trajectory,
-                trajectory=trajectory,
-                group=entry.group,
-                version=version,
-                nbytes=nbytes,
-            )
-        self._forget(entry.group, entry.trajectories)
+    def stored(self, rows: StoredRows) -> tuple[Array, list[int]]:
+        """Rows are about to be kept. Returns int8 [n], 0 for those to keep, and the groups that have all theirs now."""
+        outcome = np.full(len(rows.trajectories), LATE, dtype=np.int8)
+        stored: dict[int, None] = {}
+        for place, trajectory in enumerate(rows.trajectories):
+            group = trajectory // self.flow.group_size
+            if self._store(rows, place):
+                outcome[place] = STORED
+                stored[group] = None
+        complete = [group for group in stored if self.flow.ledger.is_started(group)]
+        for group in complete:
+            self._forget(group, range(group * self.flow.group_size, (group + 1) * self.flow.group_size))
+        return outcome, complete
+
+    def _store(self, rows: StoredRows, place: int) -> bool:
+        trajectory, version, nbytes = rows.trajectories[place], rows.versions[place], rows.nbytes[place]
+        # The ledger is told first: what it refuses was stored and logged before, or belongs to nobody.
+        if not self.flow.stored(trajectory, version=version, tokens=rows.tokens[place], nbytes=nbytes, unit=rows.unit):
+            return False
+        self._emit("trajectory_scored", trajectory=trajectory, reward=rows.rewards[place])
+        self._emit(
+            "row_stored",
+            row=trajectory,
+            trajectory=trajectory,
+            group=trajectory // self.flow.group_size,
+            version=version,
+            nbytes=nbytes,
+        )
+        return True
+
+    def lost_unit(self, unit: int) -> None:
+        """A storage unit is gone with the rows it held: their groups are dropped. Those that are in training were read
+        already, or the trainer will say that they are missing."""
+        self.lost(self.flow.groups_at(unit))
+
+    def lost(self, groups: Iterable[int]) -> None:
+        """Storage has lost rows of these groups, or could not keep them."""
+        for group in groups:
+            self.drop(group, STORAGE_LOST)
 
     # ------------------------------------------------------------ drops
 

@@ -125,8 +125,8 @@ class TrainerSetup(Message, frozen=True):
     """What a trainer node needs before its first phase."""
 
     transport: PluginSpec
-    storage: str
-    """Address of the storage unit."""
+    ledger: str
+    """Where the ledger of the data plane is."""
     threads: int
     seed: int
     dumps: str
@@ -155,10 +155,14 @@ class PhaseSetup(Message, frozen=True):
 
 
 class TrainCall(Message, frozen=True):
-    """Train one batch: whole groups, row ids ascending."""
+    """Train one batch: whole groups, row ids ascending. ``units``: int16 [rows, columns], which storage unit has each
+    of ``columns``."""
 
     version: int
-    rows: list[int]
+    partition: str
+    rows: Array
+    columns: tuple[str, ...]
+    units: Array
 
 
 class TrainReply(Message, frozen=True):
@@ -222,7 +226,7 @@ class WorkerSetup(Message, frozen=True):
     environment: PluginSpec
     model_path: str
     seed: int
-    storage: str
+    ledger: str
     scoring_workers: int
     scoring_deadline: float
     python: str
@@ -259,6 +263,8 @@ class WorkItem(Message, frozen=True):
     max_new_tokens: int
     temperature: float
     greedy: bool = False
+    partition: str = ""
+    """Of the data plane, where the group's rows belong; held-out answers belong nowhere."""
 
     @property
     def key(self) -> ItemKey:
@@ -299,7 +305,7 @@ class Placement(Message, frozen=True):
 
 
 class PeerCall(Message, frozen=True):
-    """About another node: a rollout instance that is lost, or a storage unit that replaces a lost one."""
+    """About another node that is lost."""
 
     address: str
 
@@ -343,19 +349,6 @@ class ScorerLost(Message, frozen=True, tag=True):
     reason: str
 
 
-class GroupStored(Message, frozen=True, tag=True):
-    """All members of a group are scored and their rows stored. Lists are parallel to ``trajectories``."""
-
-    group: int
-    trajectories: list[int]
-    versions: list[int]
-    tokens: list[int]
-    nbytes: list[int]
-    rewards: list[float]
-    storage: str
-    """Address of the storage unit that has the rows."""
-
-
 class GroupFailed(Message, frozen=True, tag=True):
     """A group that cannot become rows."""
 
@@ -388,7 +381,7 @@ class EvaluationDone(Message, frozen=True, tag=True):
     samples: list[EvaluationSample]
 
 
-Entry = TrajectoryFinished | Scored | ScorerLost | GroupStored | GroupFailed | EvaluationDone
+Entry = TrajectoryFinished | Scored | ScorerLost | GroupFailed | EvaluationDone
 
 
 class Report(Message, frozen=True):

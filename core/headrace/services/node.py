@@ -52,6 +52,14 @@ class NodeService(ABC):
     async def close(self) -> None:
         """Free everything; called once."""
 
+    @property
+    def served(self) -> tuple[object, ...]:
+        """Whose rpc methods the node serves."""
+        return (self,)
+
+    async def reached(self, address: str) -> None:  # noqa: B027 - most roles need do nothing
+        """The node serves at ``address``, and the controller is about to hear of it."""
+
     @rpc
     async def ping(self, request: None) -> None:
         """Answers while the event loop turns."""
@@ -132,13 +140,14 @@ async def _lateness(seconds: float) -> float:
 async def serve(spec: NodeSpec) -> None:
     """Run one node to its end."""
     service = service_class(spec.role)(spec)
-    server = spec.network.server(service, spec.id)
+    server = spec.network.server(*service.served, name=spec.id)
     controller = spec.network.client(spec.controller)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     try:
         await service.start()
         address = await server.start()
+        await service.reached(address)
         await controller.call(
             "register",
             Registration(node=spec.id, pid=os.getpid(), address=address),

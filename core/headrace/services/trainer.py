@@ -36,7 +36,6 @@ from headrace.contract import (
     merge_metrics,
 )
 from headrace.contract.columns import (
-    BEHAVIOUR_LOGPROBS,
     DENOMINATOR,
     GROUP,
     LOSS_MASK,
@@ -44,9 +43,9 @@ from headrace.contract.columns import (
     REFERENCE_LOGPROBS,
     REWARD,
     TOKENS,
-    TRUNCATED,
     VERSION,
 )
+from headrace.dataplane import AsyncPlane
 from headrace.errors import RunError
 from headrace.flow.batching import micro_batches, mini_batches
 from headrace.registry import build, load
@@ -67,12 +66,10 @@ from headrace.services.messages import (
     VersionCall,
 )
 from headrace.services.node import NodeService
-from headrace.services.storage import StorageClient
 from headrace.wire import rpc
 
 T = TypeVar("T")
 
-ROW_COLUMNS = [TOKENS, LOSS_MASK, BEHAVIOUR_LOGPROBS, REWARD, GROUP, VERSION, TRUNCATED]
 REFERENCE = "reference"
 
 
@@ -83,7 +80,7 @@ class TrainerService(NodeService):
         super().__init__(spec)
         self._setup = msgspec.msgpack.decode(spec.setup, type=TrainerSetup)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._storage = StorageClient(self._setup.storage, connect=self.network.client)
+        self._plane = AsyncPlane(self._setup.ledger, name=spec.id, connect=self.network.client)
         self._publisher: WeightPublisher | None = None
         self._engine: TrainingEngine | None = None
         self._phase: _Phase | None = None
@@ -99,7 +96,7 @@ class TrainerService(NodeService):
         if self._engine is not None:
             await self._on_engine_thread(self._engine.close)
         self._thread.shutdown()
-        await self._storage.close()
+        await self._plane.close()
 
     async def _on_engine_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -156,7 +153,7 @@ class TrainerService(NodeService):
     async def train(self, call: TrainCall) -> TrainReply:
         """Train one batch."""
         phase = self._running()
-        batch = await self._storage.get(call.rows, ROW_COLUMNS)
+        batch = await self._plane.get(call.partition, call.rows, call.units, call.columns)
         return await self._on_engine_thread(lambda: phase.train(batch, call.version))
 
     @rpc
@@ -168,9 +165,9 @@ class TrainerService(NodeService):
         return Batch(rows=batch.rows, columns={"logprobs": outputs["logprobs"]})
 
     @rpc
-    async def storage_moved(self, peer: PeerCall) -> None:
-        """Another storage unit took the place of the one that was lost."""
-        await self._storage.moved(peer.address)
+    async def unit_lost(self, peer: PeerCall) -> None:
+        """The storage unit at this address is gone."""
+        await self._plane.lost(peer.address)
 
     # ------------------------------------------------------------ weights
 

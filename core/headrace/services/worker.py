@@ -1,8 +1,8 @@
 """The environment worker: plays episodes against instances, has them scored, stores their rows.
 
 One work item is one group (or a set of held-out tasks). The worker asks the controller for items, talks to the
-instances and the storage unit directly, and reports what happened in order. Invariant: a group is reported
-stored only after the storage unit has acknowledged every one of its rows.
+instances and the storage unit directly, and reports what happened in order. Invariant: a group's rows are
+put only after the controller has heard of everything that made them.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from headrace.contract.columns import (
     TRUNCATED,
     VERSION,
 )
+from headrace.dataplane import AsyncPlane
 from headrace.registry import build
 from headrace.services.messages import (
     CancelGroups,
@@ -45,7 +46,6 @@ from headrace.services.messages import (
     EvaluationDone,
     EvaluationSample,
     GroupFailed,
-    GroupStored,
     Member,
     NodeSpec,
     PeerCall,
@@ -60,7 +60,6 @@ from headrace.services.messages import (
 from headrace.services.node import CONTROLLER_DEADLINE, NodeService
 from headrace.services.scoring import ScoringFailure, ScoringPool
 from headrace.services.session import Instances, Session
-from headrace.services.storage import StorageClient
 from headrace.wire import rpc
 
 WORK_POLL_SECONDS = 30.0
@@ -114,7 +113,7 @@ class WorkerService(NodeService):
         self._context = EnvironmentContext(
             model_path=setup.model_path, seed=setup.seed, directory=setup.environment.directory
         )
-        self._storage = StorageClient(setup.storage, connect=self.network.client)
+        self._plane = AsyncPlane(setup.ledger, name=spec.id, connect=self.network.client)
         self._controller = self.network.client(spec.controller)
         self._instances = Instances(connect=self.network.client)
         self._entries: asyncio.Queue[Entry] = asyncio.Queue()
@@ -138,7 +137,7 @@ class WorkerService(NodeService):
 
     async def close(self) -> None:
         await self._scoring.close()
-        await self._storage.close()
+        await self._plane.close()
         await self._instances.close()
         await self._controller.close()
 
@@ -176,6 +175,8 @@ class WorkerService(NodeService):
                 deadline=CONTROLLER_DEADLINE,
                 awaiting="the controller to take a report",
             )
+            for _ in entries:
+                self._entries.task_done()
 
     async def _work(self, item: WorkItem) -> None:
         if item.kind == "evaluation":
@@ -212,9 +213,9 @@ class WorkerService(NodeService):
         await self._instances.lost(peer.address)
 
     @rpc
-    async def storage_moved(self, peer: PeerCall) -> None:
-        """Another storage unit took the place of the one that was lost."""
-        await self._storage.moved(peer.address)
+    async def unit_lost(self, peer: PeerCall) -> None:
+        """The storage unit at this address is gone."""
+        await self._plane.lost(peer.address)
 
     # ------------------------------------------------------------ episodes
 
@@ -266,19 +267,10 @@ class WorkerService(NodeService):
 
     async def _store(self, item: WorkItem, episodes: Sequence[Episode], scored: _Scores) -> None:
         versions = [min((s.version for s in e.spans), default=item.version) for e in episodes]
-        nbytes, storage = await self._storage.put(_rows(item, episodes, scored.scores, versions))
-        share = nbytes // len(episodes)
-        self._entries.put_nowait(
-            GroupStored(
-                group=item.group,
-                trajectories=[m.trajectory for m in item.members],
-                versions=versions,
-                tokens=[len(e.tokens) for e in episodes],
-                nbytes=[share] * len(episodes),
-                rewards=[s.reward for s in scored.scores],
-                storage=storage,
-            )
-        )
+        await self._entries.join()
+        rows = _rows(item, episodes, scored.scores, versions)
+        tags = {VERSION: rows.dense(VERSION), REWARD: rows.dense(REWARD)}
+        await self._plane.put(item.partition, rows.columns, rows=rows.rows, tags=tags)
 
     # ------------------------------------------------------------ evaluation
 

@@ -29,9 +29,9 @@ class Network:
         """What the server of this name binds. WireError when an ipc socket would not be private."""
         return ipc_address(self.directory, name) if self.host is None else tcp_address(self.host)
 
-    def server(self, service: object, name: str) -> Server:
+    def server(self, *services: object, name: str) -> Server:
         """A server that is not started yet."""
-        return Server(service, address=self.address(name), keys=self.keys)
+        return Server(*services, address=self.address(name), keys=self.keys)
 
     def client(self, address: str) -> Client:
         """A client of the server that reported ``address``."""

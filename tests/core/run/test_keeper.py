@@ -23,6 +23,7 @@ from headrace.run import keeper as module
 from headrace.run.checkpoint import Checkpoint
 from headrace.run.directory import RunDirectory
 from headrace.run.keeper import Keeper
+from headrace.run.parts import PhaseRun
 
 
 class State(msgspec.Struct):
@@ -40,7 +41,10 @@ def stored(*groups: int) -> FlowState:
 
 
 def batch(rows: list[int]) -> Batch:
-    return Batch(rows=np.array(rows, dtype=np.int64), columns={"reward": np.zeros(len(rows), dtype=np.float32)})
+    return Batch(
+        rows=np.array(rows, dtype=np.int64),
+        columns={"reward": np.zeros(len(rows), np.float32), "version": np.full(len(rows), 3)},
+    )
 
 
 def names(directory: Path) -> list[str]:
@@ -74,13 +78,15 @@ class Run:
         parts: Any = SimpleNamespace(
             job=SimpleNamespace(phases=[phase], checkpoint=self.kept),
             directory=self.directory,
-            storage=self,
+            plane=self,
             trainer=self,
             save=self.save,
             journal=SimpleNamespace(emit=self.emit),
             measures=SimpleNamespace(restore=lambda **counted: self.measured.update(counted)),
             evaluator=self.evaluator,
-            controller=SimpleNamespace(attempts=self.attempts),
+            controller=SimpleNamespace(
+                attempts=self.attempts, whereabouts=self.whereabouts, open_rows=lambda flow, spec: self
+            ),
         )
         self.parts = parts
         self.keeper = Keeper(parts)
@@ -104,14 +110,22 @@ class Run:
         self.keeper = Keeper(self.parts)
         await self.keeper.restore(Checkpoint(self.directory.checkpoints / name, RESTORED))
 
-    async def get(self, rows: list[int], columns: list[str]) -> Batch:
+    def whereabouts(self, rows: np.ndarray) -> dict[str, Any]:
+        return {"partition": "rl", "columns": ("reward",), "units": rows[:, None]}
+
+    async def get(self, partition: str, rows: np.ndarray, units: np.ndarray, columns: tuple[str, ...]) -> Batch:
         if self.lost:
             raise LostRowsError("a storage unit has not all of the rows it was asked for: row 4")
-        self.did.append(("get", rows))
-        return batch(rows)
+        assert units.tolist() == [[row] for row in rows.tolist()]
+        self.did.append(("get", rows.tolist()))
+        return batch(rows.tolist())
 
-    async def put(self, rows: Batch) -> None:
-        self.did.append(("put", rows.rows.tolist()))
+    def returning(self, rows: list[int]) -> None:
+        self.did.append(("returning", rows))
+
+    async def put(self, partition: str, columns: Any, *, rows: np.ndarray, tags: Any) -> None:
+        assert columns["reward"] is tags["reward"]
+        self.did.append(("put", rows.tolist()))
 
     async def save(self, path: Path, *, kind: str) -> None:
         self.did.append(("save", kind))
@@ -155,8 +169,15 @@ async def test_rows_that_storage_loses_meanwhile_cost_the_checkpoint_and_not_the
 
 async def test_weights_rows_and_counters_come_back(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Checkpoint, "rows", lambda self: iter([batch([4, 5]), batch([8, 9])]))
-    await run.keeper.restore(Checkpoint(tmp_path, RESTORED))
-    assert run.did == [("restore", str(tmp_path / "trainer")), ("put", [4, 5]), ("put", [8, 9])]
+    resumed = Checkpoint(tmp_path, RESTORED)
+    await run.keeper.restore(resumed)
+    phase: Any = SimpleNamespace(name="rl", batch=SimpleNamespace(group_size=2))
+    flow: Any = None
+    await run.keeper.put_back(PhaseRun(0, phase, "", resumed), flow)
+    assert run.did == [
+        ("restore", str(tmp_path / "trainer")),
+        *(said for rows in ([4, 5], [8, 9]) for said in (("returning", rows), ("put", rows))),
+    ]
     assert run.measured == {"prompts": 4, "samples": 8, "optimizer_steps": 2}
     assert run.evaluator.results == RESTORED.evaluations
     assert run.attempts.quarantine == {3, 8}

@@ -23,7 +23,7 @@ async def test_a_phase_ends_when_its_evaluations_have_ended(monkeypatch: pytest.
         begin_phase=lambda *_: None,
         end_phase=lambda reason: [],
         follow=lambda flow: None,
-        rows_to_free=list,
+        open_rows=lambda *_: None,
         tell=nothing,
         failed=asyncio.get_running_loop().create_future(),
     )
@@ -46,7 +46,7 @@ async def test_a_phase_ends_when_its_evaluations_have_ended(monkeypatch: pytest.
     monkeypatch.setattr(loop, "_begin_on_trainer", nothing)
     monkeypatch.setattr(loop, "_flow", lambda *_: flow)
     monkeypatch.setattr(loop, "_batch", batch)
-    phase: Any = SimpleNamespace(steps=1, until=None)
+    phase: Any = SimpleNamespace(name="rl", steps=1, until=None, batch=SimpleNamespace(group_size=2))
     running = asyncio.ensure_future(loop._run_phase(PhaseRun(0, phase, "", None), publishes=False))
     await turns()
     assert not running.done()

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from headrace.dataplane.messages import Join
 from headrace.errors import RunError
 from headrace.run.recovery import Recovery
 from headrace.services.messages import node_id
-from headrace.services.storage import StorageClient
 from headrace.services.workers import Workers
-from support.desk import STORAGE, Desk, Peer, turns
+from support.desk import Desk, Peer, turns
 
-TOLD = frozenset({"instance_lost", "storage_moved"})
+TOLD = frozenset({"instance_lost", "unit_lost"})
 
 
 class Nodes:
@@ -25,7 +25,10 @@ class Nodes:
         self.controller, self.fleet = desk.controller, desk.fleet
         self.peers: dict[str, Peer] = {}
         self.workers = Workers(self._peer)  # type: ignore[arg-type]  # calls only
-        self.storage = StorageClient(STORAGE, connect=self._peer)  # type: ignore[arg-type]  # calls only
+        self.ledger = desk.ledger
+        self.units = {"storage-0": "storage-0.0", "storage-1": "storage-1.0"}
+        self.plane: Any = self
+        self.given_up: list[str] = []
         self.trainer: Any = self._peer("trainer")
         self.supervisor: Any = self
         self.failures: list[BaseException] = []
@@ -45,6 +48,9 @@ class Nodes:
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self.desk.spawn(work, name)
+
+    async def lost(self, address: str) -> None:
+        self.given_up.append(address)
 
     async def restart(self, name: str) -> str:
         self._starting[name] = asyncio.get_running_loop().create_future()
@@ -87,33 +93,28 @@ async def test_a_worker_that_starts_while_an_instance_is_lost_hears_of_it_too() 
     assert ("instance_lost", "rollout-0.0") in around.told("environment-0.1")
 
 
-async def test_a_worker_that_starts_while_storage_moves_hears_where_it_is() -> None:
-    around = await nodes()
-    around.lose("environment-0")
-    around.lose("storage-0")
-    await around.serves("storage-0")
-    await around.serves("environment-0")
-    assert around.told("environment-0.1")[-1] == ("storage_moved", "storage-0.1")
-
-
-async def test_a_lost_storage_unit_s_successor_is_made_known_to_all_who_use_it() -> None:
+async def test_a_lost_storage_unit_is_given_up_by_all_who_use_it_before_another_is_started() -> None:
     around = await nodes()
     around.lose("storage-0")
-    assert around.controller.storage == ""
-    await around.serves("storage-0")
-    assert around.controller.storage == around.storage.address == "storage-0.1"
+    await turns()
     for user in ("trainer", "environment-0.0", "environment-1.0"):
-        assert around.told(user) == [("storage_moved", "storage-0.1")]
+        assert around.told(user) == [("unit_lost", "storage-0.0")]
+    assert around.given_up == ["storage-0.0"]
+    assert around.ledger.units(None) == ["", "storage-1.0"]
+    await around.serves("storage-0")
+    assert around.units["storage-0"] == "storage-0.1"
 
 
-async def test_a_storage_unit_lost_twice_is_where_it_is_last() -> None:
+async def test_a_storage_unit_lost_twice_is_given_up_twice() -> None:
     around = await nodes()
     around.lose("storage-0")
     await around.serves("storage-0")
+    around.ledger.join(Join("storage-0.1", "another"))
     around.lose("storage-0", 1)
     await around.serves("storage-0", 2)
-    assert around.controller.storage == "storage-0.2"
-    assert {around.told(user)[-1] for user in ("trainer", "environment-0.0")} == {("storage_moved", "storage-0.2")}
+    assert around.units["storage-0"] == "storage-0.2"
+    for user in ("trainer", "environment-0.0"):
+        assert around.told(user) == [("unit_lost", "storage-0.0"), ("unit_lost", "storage-0.1")]
 
 
 async def test_a_node_that_is_lost_again_while_others_are_told_of_it_keeps_nobody_waiting() -> None:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
-from headrace.errors import RunError, StalenessError
+from headrace.contract.columns import VERSION
+from headrace.dataplane import Note
+from headrace.errors import ContractError, RunError, StalenessError
+from headrace.flow.group_table import LATE
 from headrace.services.messages import EvaluationDone, Member, PlaceCall, WorkItem
 from support.desk import Desk, failed, finished, loaded, played, stored, turns
 
@@ -208,53 +213,77 @@ async def test_a_task_in_quarantine_is_replaced_by_the_next() -> None:
 
 
 async def test_a_lost_storage_unit_costs_the_groups_it_held_and_no_other() -> None:
-    desk = await Desk(batch_groups=2).begin()
-    kept, under_way = await given(desk), await given(desk)
-    await desk.say("w.0", *played(kept))
-    desk.controller.storage_lost()
+    desk = await Desk(batch_groups=3).begin()
+    kept, elsewhere, under_way = await given(desk), await given(desk), await given(desk)
+    await desk.say("w.0", *played(kept), *played(elsewhere)[:-1])
+    desk.note(stored(elsewhere), unit=2)
+    desk.ledger.lose("storage-0.0")
     assert [(e["group"], e["reason"]) for e in desk.told("group_dropped")] == [(kept.group, "storage_lost")]
-    desk.controller.storage = "storage-0.1"
-    await desk.say("w.0", *played(under_way, "storage-0.1"))
-    assert desk.flow.counts().buffered == len(under_way.members)
+    await desk.say("w.0", *played(under_way)[:-1])
+    desk.note(stored(under_way), unit=2)
+    assert desk.flow.counts().buffered == len(under_way.members) + len(elsewhere.members)
 
 
-async def test_rows_that_were_put_into_a_storage_unit_that_is_lost_meanwhile_are_made_again() -> None:
+async def test_what_a_storage_unit_tells_that_is_lost_by_then_is_refused_and_the_rows_may_be_put_into_another() -> None:
     desk = await Desk().begin()
     item = await given(desk)
-    desk.controller.storage_lost()
-    await desk.say("w.0", *played(item))
+    await desk.say("w.0", *played(item)[:-1])
+    desk.ledger.lose("storage-0.0")
+    with pytest.raises(RunError, match="not in service"):
+        desk.note(stored(item))
     assert desk.told("row_stored") == []
+    assert desk.note(stored(item), unit=2) == []
+    assert len(desk.told("row_stored")) == len(item.members)
+
+
+async def test_rows_that_are_put_twice_are_kept_once() -> None:
+    desk = await Desk().begin()
+    item = await given(desk)
+    await desk.say("w.0", *played(item))
+    assert desk.note(stored(item), unit=2) == [LATE, LATE]
+    assert len(desk.told("row_stored")) == len(item.members)
+
+
+async def test_rows_of_a_worker_that_was_given_up_are_refused_and_those_of_the_next_are_kept() -> None:
+    desk = await Desk().begin()
+    item = await given(desk)
+    await desk.say("w.0", *played(item)[:-1])
+    desk.controller.worker_lost("w.0")
+    assert desk.note(msgspec.structs.replace(stored(item), producer="w.0")) == [LATE, LATE]
     again = await given(desk, "w.1")
-    assert (again.group, again.members[0].attempt) == (item.group, 1)
+    await desk.say("w.1", *played(again))
+    assert desk.flow.counts().buffered == len(again.members)
 
 
 async def test_a_batch_whose_rows_were_lost_is_released_dropped_and_followed_by_another() -> None:
     desk = await Desk().begin()
     await desk.say("w.0", *played(await given(desk)))
     lease = await desk.controller.take_batch()
-    desk.controller.storage_lost()
+    desk.ledger.lose("storage-0.0")
     assert desk.told("group_dropped") == []  # the trainer may have read it
-    desk.controller.storage = "storage-0.1"
     desk.controller.batch_lost(lease)
     assert [kind for kind, _ in desk.events[-2:]] == ["batch_released", "group_dropped"]
-    await desk.say("w.0", *played(await given(desk), "storage-0.1"))
+    item = await given(desk)
+    await desk.say("w.0", *played(item)[:-1])
+    desk.note(stored(item), unit=2)
     assert (await desk.controller.take_batch()).groups != lease.groups
 
 
 # ---------------------------------------------------------------- the end of a phase
 
 
-async def test_the_end_of_a_phase_leaves_no_item_for_anybody_and_late_rows_are_freed() -> None:
-    desk = await Desk().begin()
-    item = await given(desk)
+async def test_the_end_of_a_phase_leaves_no_item_for_anybody_and_its_rows_are_freed() -> None:
+    desk = await Desk(batch_groups=2).begin()
+    kept, item = await given(desk), await given(desk)
+    await desk.say("w.0", *played(kept))
     queued = await given(desk)
     desk.controller.worker_lost("w.0")
-    assert desk.controller.end_phase("phase_ended") == [item.group, queued.group]
+    assert desk.controller.end_phase("phase_ended") == [kept.group, item.group, queued.group]
     assert await desk.work("w.1") is None
-    freed = desk.controller.rows_to_free()
-    await desk.say("w.1", stored(item))
-    assert desk.controller.rows_to_free() == [m.trajectory for m in item.members]
-    assert sorted(freed) == sorted(m.trajectory for i in (item, queued) for m in i.members)
+    await turns()
+    assert desk.freed() == [member.trajectory for member in kept.members]
+    with pytest.raises(ContractError, match="no partition"):
+        desk.note(stored(item))
 
 
 # ---------------------------------------------------------------- errors
@@ -263,7 +292,9 @@ async def test_the_end_of_a_phase_leaves_no_item_for_anybody_and_late_rows_are_f
 async def test_a_report_of_what_may_not_be_ends_the_run_and_not_the_worker() -> None:
     desk = await Desk().begin()
     item = await given(desk)
-    await desk.say("w.0", finished(item, 0), finished(item, 1), _of_version(item, 3))
+    await desk.say("w.0", finished(item, 0), finished(item, 1))
+    with pytest.raises(StalenessError):
+        desk.note(_of_version(item, 3))
     assert isinstance(desk.controller.failed.exception(), StalenessError)
 
 
@@ -278,6 +309,6 @@ async def test_an_error_of_the_log_ends_the_run_whoever_met_it() -> None:
     assert "No space left" in str(desk.controller.failed.exception())
 
 
-def _of_version(item: WorkItem, version: int) -> Any:
+def _of_version(item: WorkItem, version: int) -> Note:
     told = stored(item)
-    return type(told)(**{name: getattr(told, name) for name in told.__struct_fields__} | {"versions": [version] * 2})
+    return msgspec.structs.replace(told, tags={**(told.tags or {}), VERSION: np.full(2, version, dtype=np.int64)})

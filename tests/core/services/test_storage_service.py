@@ -1,105 +1,193 @@
-"""The storage unit behind its socket, and its client when the unit is lost."""
+"""The storage unit of a run behind its socket, and the data plane's client when a unit is lost."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from headrace.contract import Batch, StorageStats
-from headrace.errors import LostRowsError, WireError
+from headrace.contract import Batch
+from headrace.dataplane import AsyncPlane, ColumnSchema, LedgerService, Noted, PartitionLedger, PartitionSpec
+from headrace.errors import LostRowsError, RunError, WireError
 from headrace.registry import PluginSpec
 from headrace.services.messages import NodeSpec
-from headrace.services.storage import Columns, Rows, StorageClient, StorageService, StorageSetup
-from headrace.wire import Network
+from headrace.services.storage import StorageService, StorageSetup
+from headrace.wire import Network, Server
 from support.desk import Peer, turns
 
-BATCH = Batch(rows=np.array([4, 5]), columns={"reward": np.zeros(2, dtype=np.float32)})
+ROWS = np.array([4, 5])
+REWARD = {"reward": np.zeros(2, dtype=np.float32)}
+SPEC = PartitionSpec("rl", {"reward": ColumnSchema("float32")}, {"train": ("reward",)}, 2)
+KEPT = Noted(ROWS, np.empty(0, dtype=np.int8))
 
 
-def service(directory: Path) -> StorageService:
-    storage = PluginSpec(role="storage", use="memory", settings={}, directory="", origin="")
-    spec = NodeSpec(
-        name="storage-0",
-        role="storage",
-        start=0,
-        controller="",
-        network=Network.create(str(directory), host=None),
-        setup=msgspec.msgpack.encode(StorageSetup(storage=storage)),
-    )
-    return StorageService(spec)
+class Plane:
+    """A ledger, as the controller serves it, and storage nodes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.network = Network.create(str(directory), host=None)
+        self.ledger = LedgerService(connect=self.network.client)
+        self.partition = PartitionLedger.make(SPEC, 0)
+        self._server = self.network.server(self.ledger, name="controller")
+        self._nodes: list[tuple[StorageService, Server]] = []
+
+    async def start(self) -> None:
+        self.address = await self._server.start()
+        self.ledger.add(self.partition)
+        self.client = AsyncPlane(self.address, name="test", connect=self.network.client)
+
+    async def unit(self) -> str:
+        """Another storage node; its address."""
+        number = len(self._nodes)
+        storage = PluginSpec(role="storage", use="memory", settings={}, directory="", origin="")
+        spec = NodeSpec(
+            name=f"storage-{number}",
+            role="storage",
+            start=0,
+            controller=self.address,
+            network=self.network,
+            setup=msgspec.msgpack.encode(StorageSetup(storage=storage)),
+        )
+        service = StorageService(spec)
+        server = self.network.server(*service.served, name=spec.name)
+        self._nodes.append((service, server))
+        address = await server.start()
+        await service.reached(address)
+        return address
+
+    async def close(self) -> None:
+        await self.client.close()
+        for service, server in self._nodes:
+            await server.close()
+            await service.cancel_background()
+            await service.close()
+        await self._server.close()
+        await self.ledger.close()
 
 
-async def test_rows_that_a_unit_does_not_have_are_named_as_lost(tmp_path: Path) -> None:
-    unit = service(tmp_path)
-    await unit.put(BATCH)
-    with pytest.raises(LostRowsError, match="has not all of the rows it was asked for: row 6"):
-        await unit.get(Columns(rows=[4, 6], columns=["reward"]))
+@pytest.fixture
+async def plane(tmp_path: Path) -> AsyncIterator[Plane]:
+    running = Plane(tmp_path)
+    await running.start()
+    yield running
+    await running.close()
 
 
-async def test_an_empty_unit_has_lost_whatever_it_is_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(LostRowsError, match="has not all of the rows"):
-        await service(tmp_path).get(Columns(rows=[4], columns=["reward"]))
+async def test_a_storage_node_is_known_to_the_ledger_when_it_serves_and_keeps_what_is_put(plane: Plane) -> None:
+    await plane.unit()
+    first = plane.partition.ledger.open(version=0) * 2
+    rows = np.arange(first, first + 2)
+    await plane.client.put("rl", REWARD, rows=rows)
+    batch = await plane.client.get("rl", rows, np.ones((2, 1), np.int16), ["reward"])
+    assert batch.dense("reward").tolist() == [0, 0]
+    with pytest.raises(LostRowsError, match="has not all of the rows it was asked for"):
+        await plane.client.get("rl", rows + 2, np.ones((2, 1), np.int16), ["reward"])
 
 
-async def test_rows_that_another_unit_had_are_freed_without_a_word(tmp_path: Path) -> None:
-    unit = service(tmp_path)
-    await unit.put(BATCH)
-    await unit.delete(Rows(rows=[1, 4]))
-    assert (await unit.stats(None)).rows == 1
+async def test_rows_of_two_units_come_back_in_order(plane: Plane) -> None:
+    await plane.unit()
+    await plane.unit()
+    first = [plane.partition.ledger.open(version=0) * 2 for _ in range(2)]
+    for start in first:
+        values = np.arange(start, start + 2, dtype=np.float32)
+        await plane.client.put("rl", {"reward": values}, rows=np.arange(start, start + 2))
+    rows = np.concatenate([np.arange(start, start + 2) for start in reversed(first)])
+    units = plane.partition.ledger.units_of(rows)
+    assert len(np.unique(units)) == 2
+    assert (await plane.client.get("rl", rows, units, ["reward"])).dense("reward").tolist() == rows.tolist()
 
 
-def client() -> tuple[StorageClient, dict[str, Peer]]:
-    peers = {name: Peer(name) for name in ("old", "new", "newest")}
-    return StorageClient("old", connect=peers.__getitem__), peers  # type: ignore[arg-type]  # calls only
+async def test_a_put_waits_until_there_is_a_unit(plane: Plane) -> None:
+    first = plane.partition.ledger.open(version=0) * 2
+    putting = asyncio.ensure_future(plane.client.put("rl", REWARD, rows=np.arange(first, first + 2)))
+    await turns()
+    assert not putting.done()
+    await plane.unit()
+    assert not len((await putting).refused)
+
+
+async def test_a_unit_that_was_given_up_ends(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.dataplane.unit.BEAT_SECONDS", 0.01)
+    address = await plane.unit()
+    plane.ledger.lose(address)
+    service, _ = plane._nodes[0]
+    with pytest.raises(RunError, match="given up"):
+        await asyncio.wait_for(service.failed, 30)
+
+
+# ---------------------------------------------------------------- a unit is lost
+
+
+class Peers:
+    """Clients of a ledger and two units that answer when the test says so."""
+
+    def __init__(self) -> None:
+        self.peers = {name: Peer(name) for name in ("ledger", "old", "new")}
+        connect: Any = self.peers.__getitem__
+        self.plane = AsyncPlane("ledger", name="test", connect=connect)
+
+    async def puts(self, *units: str) -> asyncio.Task[Noted]:
+        putting = asyncio.ensure_future(self.plane.put("rl", REWARD, rows=ROWS))
+        await turns()
+        await self.learns(*units)
+        return putting
+
+    async def learns(self, *units: str) -> None:
+        self.peers["ledger"].answer("units", list(units))
+        await turns()
+
+    async def loses(self, unit: str) -> None:
+        await self.plane.lost(unit)
+        await turns()
 
 
 async def test_a_put_that_was_under_way_when_its_unit_was_lost_is_made_again_at_the_next() -> None:
-    storage, peers = client()
-    putting = asyncio.ensure_future(storage.put(BATCH))
-    await turns()
-    await storage.moved("new")
-    await turns()
-    peers["new"].answer("put", 8)
-    assert await putting == (8, "new")
+    around = Peers()
+    putting = await around.puts("old")
+    await around.loses("old")
+    await around.learns("", "new")
+    around.peers["new"].answer("put", KEPT)
+    assert await putting is KEPT
 
 
-async def test_it_is_made_a_third_time_when_that_one_is_lost_too() -> None:
-    storage, peers = client()
-    putting = asyncio.ensure_future(storage.put(BATCH))
-    await turns()
-    await storage.moved("new")
-    await storage.moved("newest")
-    await turns()
-    peers["newest"].answer("put", 8)
-    assert await putting == (8, "newest")
+async def test_where_another_unit_is_known_nobody_is_asked_for_one() -> None:
+    around = Peers()
+    putting = await around.puts("old", "new")
+    await around.loses("old")
+    around.peers["new"].answer("put", KEPT)
+    assert await putting is KEPT
 
 
-async def test_a_put_names_the_unit_that_answered_also_when_there_is_another_by_then() -> None:
-    storage, peers = client()
-    putting = asyncio.ensure_future(storage.put(BATCH))
+async def test_rows_of_a_unit_that_is_lost_while_it_is_asked_are_lost() -> None:
+    around = Peers()
+    getting = asyncio.ensure_future(around.plane.get("rl", ROWS, np.ones((2, 1), np.int16), ["reward"]))
     await turns()
-    peers["old"].answer("put", 8)
-    await storage.moved("new")
-    assert await putting == (8, "old")
+    await around.learns("old")
+    await around.loses("old")
+    with pytest.raises(LostRowsError, match="was lost"):
+        await getting
+    with pytest.raises(LostRowsError, match="is gone"):
+        await around.plane.get("rl", ROWS, np.ones((2, 1), np.int16), ["reward"])
 
 
-async def test_being_told_twice_of_the_same_unit_interrupts_nothing() -> None:
-    storage, peers = client()
-    asking = asyncio.ensure_future(storage.stats())
+async def test_being_told_of_another_unit_interrupts_nothing() -> None:
+    around = Peers()
+    getting = asyncio.ensure_future(around.plane.get("rl", ROWS, np.ones((2, 1), np.int16), ["reward"]))
     await turns()
-    await storage.moved("old")
-    peers["old"].answer("stats", StorageStats(rows=0, nbytes=0))
-    assert (await asking).rows == 0
+    await around.learns("old", "new")
+    await around.loses("new")
+    around.peers["old"].answer("get", Batch(rows=ROWS, columns=REWARD))
+    assert (await getting).dense("reward").tolist() == [0, 0]
 
 
 async def test_an_error_of_a_unit_that_is_not_lost_is_the_caller_s() -> None:
-    storage, peers = client()
-    getting = asyncio.ensure_future(storage.get([1], ["reward"]))
-    await turns()
-    peers["old"].answer("get", WireError("refused"))
+    around = Peers()
+    putting = await around.puts("old")
+    around.peers["old"].answer("put", WireError("refused"))
     with pytest.raises(WireError, match="refused"):
-        await getting
+        await putting

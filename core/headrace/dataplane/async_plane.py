@@ -1,0 +1,110 @@
+"""The data plane from a node's event loop: put rows that a run has dispatched, read rows of which one is told where.
+
+A unit that is lost is known to be when somebody says so (:meth:`AsyncPlane.lost`): what was under way there ends, puts
+go to another unit or wait for one, and reads end with LostRowsError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+from headrace.contract import Array, Batch, Column
+from headrace.dataplane.gathering import Part, join, parts
+from headrace.dataplane.messages import Fetch, Noted, Put
+from headrace.errors import LostRowsError, WireError
+from headrace.wire import Client
+
+DEADLINE = 60.0
+UNIT_DEADLINE = 600.0
+"""How long a put waits for a storage unit to be there."""
+
+
+class AsyncPlane:
+    """``connect``: a client of an address. ``name``: by which the ledger knows who puts."""
+
+    def __init__(self, ledger: str, *, name: str, connect: Callable[[str], Client]) -> None:
+        self._name = name
+        self._connect = connect
+        self._ledger = connect(ledger)
+        self._addresses: list[str] = []
+        """By number; "" of units that are gone."""
+        self._clients: dict[str, Client] = {}
+        self._turns = itertools.count()
+
+    async def put(
+        self, partition: str, columns: Mapping[str, Column], *, rows: Array, tags: Mapping[str, Array] | None = None
+    ) -> Noted:
+        """Store columns of ``rows``; answered when they are kept and the ledger knows, with what was not wanted."""
+        put = Put(partition, rows, dict(columns), 0, None if tags is None else dict(tags), self._name)
+        while True:
+            address = await self._next_unit()
+            client = self._client(address)
+            try:
+                return await client.call(
+                    "put", put, reply=Noted, deadline=DEADLINE, awaiting="a storage unit to keep rows"
+                )
+            except WireError:
+                if self._clients.get(address) is client:
+                    raise
+
+    async def get(self, partition: str, rows: Array, units: Array, columns: Sequence[str]) -> Batch:
+        """Values of ``rows``, in this order. ``units``: int16 [rows, columns], which unit has each. LostRowsError when
+        one has lost them."""
+        asked = list(parts(units, columns))
+        found = await asyncio.gather(*(self._fetch(partition, part, rows[part.at]) for part in asked))
+        return join(rows, columns, list(zip(asked, found, strict=True)))
+
+    async def lost(self, address: str) -> None:
+        """Nobody answers at this address any more."""
+        self._addresses = ["" if known == address else known for known in self._addresses]
+        client = self._clients.pop(address, None)
+        if client is not None:
+            await client.close()
+
+    async def close(self) -> None:
+        for client in [self._ledger, *self._clients.values()]:
+            await client.close()
+
+    async def _fetch(self, partition: str, part: Part, rows: Array) -> Batch:
+        address = await self._address(part.unit)
+        client = self._client(address)
+        try:
+            return await client.call(
+                "get",
+                Fetch(rows, part.columns, partition),
+                reply=Batch,
+                deadline=DEADLINE,
+                awaiting="a storage unit to send rows",
+            )
+        except WireError as error:
+            if self._clients.get(address) is client:
+                raise
+            raise LostRowsError("a storage unit was lost, and the rows that it kept") from error
+
+    async def _address(self, unit: int) -> str:
+        """Of a unit by its number. LostRowsError when it is gone."""
+        if unit > len(self._addresses):
+            await self._learn()
+        address = self._addresses[unit - 1] if 0 < unit <= len(self._addresses) else ""
+        if not address:
+            raise LostRowsError("a storage unit is gone, and the rows that it kept")
+        return address
+
+    async def _next_unit(self) -> str:
+        """Units in turn."""
+        if not any(self._addresses):
+            await self._learn()
+        there = [address for address in self._addresses if address]
+        return there[next(self._turns) % len(there)]
+
+    async def _learn(self) -> None:
+        self._addresses = await self._ledger.call(
+            "units", reply=list[str], deadline=UNIT_DEADLINE, awaiting="a storage unit to be there"
+        )
+
+    def _client(self, address: str) -> Client:
+        if address not in self._clients:
+            self._clients[address] = self._connect(address)
+        return self._clients[address]

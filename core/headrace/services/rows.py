@@ -1,0 +1,98 @@
+"""The rows of a phase in the data plane: what storage units tell of them becomes what the flow counts.
+
+Invariant: a row is kept by a unit only after the flow has counted it, and every consumer is offered only what is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from headrace.contract import Array
+from headrace.contract.columns import REWARD, VERSION
+from headrace.dataplane import Note, Noted, PartitionLedger, PartitionSpec
+from headrace.dataplane.partition import ALL_KEPT
+from headrace.errors import ContractError, HeadraceError
+from headrace.flow import Flow, Lease
+from headrace.services.groups import StoredRows
+
+_NONE = np.empty(0, dtype=np.int64)
+
+
+class Desk(Protocol):
+    """Who hears of rows."""
+
+    def stored(self, rows: StoredRows) -> Array:
+        """First columns of rows; int8 [n], 0 for those to keep."""
+
+    def unit_lost(self, unit: int) -> None:
+        """A storage unit is gone."""
+
+    def unkept(self, groups: list[int]) -> None:
+        """A storage unit could not keep rows of these groups."""
+
+    def fail(self, error: HeadraceError) -> None:
+        """What may not have happened has."""
+
+    def pump(self) -> None:
+        """Something has become possible."""
+
+
+class PhaseRows(PartitionLedger):
+    """``spec``: of the phase's partition, without the consumer ``train``: the run's loop takes batches of ``flow``."""
+
+    def __init__(self, spec: PartitionSpec, flow: Flow, desk: Desk) -> None:
+        super().__init__(spec, flow.ledger)
+        self._flow = flow
+        self._desk = desk
+        self._returning: set[int] = set()
+
+    def returning(self, rows: list[int]) -> None:
+        """These were stored before, and their values come back now."""
+        self._returning.update(rows)
+
+    def note(self, note: Note, unit: int) -> Noted:
+        if note.rows is None:
+            raise ContractError(
+                f"rows of partition {self.spec.name!r} are dispatched by the run that it belongs to",
+                fix="put columns of rows that were dispatched",
+            )
+        try:
+            outcome = self._note(note, note.rows, unit)
+            return Noted(note.rows, outcome if outcome.any() else ALL_KEPT)
+        except HeadraceError as error:
+            self._desk.fail(error)
+            raise
+        finally:
+            self._desk.pump()
+
+    def _note(self, note: Note, rows: Array, unit: int) -> Array:
+        if note.tags is None:
+            return self._flow.added(rows, note.columns, nbytes=note.nbytes, unit=unit)
+        if self._returning.issuperset(rows.tolist()):
+            self._returning.difference_update(rows.tolist())
+            self.ledger.place(rows, unit)
+            return ALL_KEPT
+        return self._desk.stored(
+            StoredRows(
+                trajectories=rows.tolist(),
+                producer=note.producer,
+                versions=note.tags[VERSION].tolist(),
+                tokens=note.tokens.tolist(),
+                nbytes=note.nbytes.tolist(),
+                rewards=note.tags[REWARD].tolist(),
+                unit=unit,
+            )
+        )
+
+    def expire(self, now: float) -> tuple[Lease, ...]:
+        return self._flow.expire(now)
+
+    def lose(self, unit: int) -> Array:
+        self._desk.unit_lost(unit)
+        return _NONE  # the flow has the groups freed
+
+    def give_up(self, groups: Array, *, new: bool) -> Array:
+        self._desk.unkept(groups.tolist())
+        return _NONE

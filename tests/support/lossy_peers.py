@@ -1,0 +1,98 @@
+"""The processes of a lossy world: they do what the world lets them, when it does."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.errors import WireError
+from headrace.services.messages import Placement, VersionCall, WorkItem
+from support.desk import Peer, loaded
+
+
+@dataclass(eq=False)
+class Play:
+    """A group at a worker. ``places``: trajectory → (address, attempt), or the controller's answer to come."""
+
+    item: WorkItem
+    places: dict[int, tuple[str, int] | asyncio.Task[Placement]]
+    done: set[int] = field(default_factory=set)
+
+
+class InstancePeer(Peer):
+    """An instance: loads when the world says so, retires at once."""
+
+    def __init__(self, address: str, *, live_versions: int) -> None:
+        super().__init__(address)
+        self.serves: set[int] = set()
+        self._live_versions = live_versions
+
+    async def call(self, method: str, request: Any = None, **told: Any) -> Any:
+        if method == "retire_version" and not self.closed:
+            assert isinstance(request, VersionCall)
+            self.serves.discard(request.version)
+            return None
+        return await super().call(method, request, **told)
+
+    def load(self, *, live: set[int]) -> None:
+        """The oldest version asked for arrives, unless the trainer has retired it."""
+        version = next(r.version for (m, r), (_, f) in zip(self.asked, self._waiting, strict=True) if not f.done())
+        if version not in live:
+            self.answer("load_version", WireError(f"version {version} was retired"))
+            return
+        if self._live_versions == 1:
+            self.serves.clear()
+        self.serves.add(version)
+        self.answer("load_version", loaded(version))
+
+
+class Worker(Peer):
+    """A process of an environment worker."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.unit = ""
+        """The storage unit that it puts into; "" while it has not asked for one."""
+        self.alive = True
+        self.lost: set[str] = set()
+        self.asking: asyncio.Task[WorkItem | None] | None = None
+        self.plays: list[Play] = []
+        self.mail: list[Any] = []
+
+    def hear(self) -> None:
+        """The oldest of the controller's words arrives."""
+        number = next(n for n, (_, future) in enumerate(self._waiting) if not future.done())
+        method, request = self.asked[number]
+        if method == "instance_lost":
+            self.lost.add(request.address)
+        elif self.unit == request.address:
+            self.unit = ""
+        self.answer(method)
+
+    @property
+    def is_told(self) -> bool:
+        return any(not future.done() for _, future in self._waiting)
+
+
+class Unit:
+    """A storage unit's client at the ledger: what it is asked to free is gone at once."""
+
+    def __init__(self, rows: set[int]) -> None:
+        self._rows = rows
+
+    def submit(self, method: str, rows: Any, **_: Any) -> asyncio.Future[None]:
+        assert method == "delete"
+        self._rows.difference_update(rows.tolist())
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+
+@dataclass(frozen=True)
+class Putting:
+    """Rows that are on their way into a storage unit."""
+
+    unit: str
+    worker: Worker
+    play: Play
