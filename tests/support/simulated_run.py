@@ -10,9 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from support.run_files import REINFORCE, WARM_UP, RunFiles
-
-START = 1_760_000_000.0
+from support.run_files import REINFORCE, START, WARM_UP, RunFiles
 
 
 class Try(NamedTuple):
@@ -47,8 +45,6 @@ class Simulation(RunFiles):
             "phase": [{"name": WARM_UP, "steps": warm_up}, {"name": REINFORCE, "steps": steps}],
         }
         self._random = random.Random(seed)
-        self._epoch = 0
-        self._now = START
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._steps, self._warm_up, self._batch_groups, self._group_size = steps, warm_up, batch_groups, group_size
         self._k, self._evaluate_every = max_staleness, evaluate_every
@@ -73,11 +69,7 @@ class Simulation(RunFiles):
         self._tokens = 0
         self._run()
 
-    # ------------------------------------------------------------ clock and log
-
-    def _emit(self, kind: str, **fields: Any) -> None:
-        common = {"seq": len(self.events), "time": round(self._now, 6), "epoch": self._epoch, "kind": kind}
-        self.events.append({**common, **fields})
+    # ------------------------------------------------------------ clock
 
     def _at(self, delay: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (self._now + delay, len(self._queue) + len(self.events) * 1000, action))
@@ -86,8 +78,6 @@ class Simulation(RunFiles):
         self._emit("run_started", job="sort-symbols", seed=0, instances=list(self._free))
         self._start_nodes()
         self._publish(0)
-        for name in self._free:
-            self._emit("self_check", instance=name, version=0, mean_abs_logprob_diff=3e-6, tolerance=1e-3)
         if self._warm_up:
             self._phase(WARM_UP, rollout=False)
             for _ in range(self._warm_up):
@@ -139,9 +129,14 @@ class Simulation(RunFiles):
         self._retire()
 
     def _commit(self, name: str, version: int) -> None:
-        self._served[name] = version
+        unchecked, self._served[name] = self._served[name] < 0, version
         self._emit("instance_version", instance=name, version=version, digest=self._digest(version))
+        if unchecked:
+            self._self_check(name, version)
         self._pump()
+
+    def _self_check(self, name: str, version: int) -> None:
+        self._emit("self_check", instance=name, version=version, mean_abs_logprob_diff=3e-6, tolerance=1e-3)
 
     def _retire(self) -> None:
         for version in sorted(self._live - {self._version} - self._evaluating):

@@ -24,7 +24,7 @@ class Story:
         self._rewards: dict[int, float | None] = {}
         self._version_of: dict[int, int] = {}
         self.tell("run_started", job="story", seed=0, instances=[INSTANCE])
-        self.publish()
+        self._start()
         self.tell(
             "phase_started",
             phase="rl",
@@ -51,6 +51,12 @@ class Story:
         """The instance has the newest version."""
         self.tell("instance_version", instance=INSTANCE, version=self._version, digest=f"d{self._version}")
 
+    def _start(self) -> None:
+        """The instance is there, has the version and agrees with the trainer about it."""
+        self.tell("node_started", node=INSTANCE, role="rollout", pid=1)
+        self.publish()
+        self.tell("self_check", instance=INSTANCE, version=self._version, mean_abs_logprob_diff=0.0, tolerance=1e-3)
+
     def checkpoint(self) -> dict[str, Any]:
         """What a resume from here says."""
         events, version = self._log.count, self._version
@@ -64,7 +70,7 @@ class Story:
         self._log = EventLog.reopen(self._directory / "events.jsonl")
         self.tell("resumed", **saved, restarted=list(restarted))
         self._version = saved["version"] - 1
-        self.publish()
+        self._start()
 
     def dispatch(self, group: int | None = None) -> int:
         """A group under the newest version, started: the next one, or one that begins anew."""

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from headrace.errors import RunError
+from headrace.observe.audit_agreement import AgreementChecker
 from headrace.observe.audit_batches import BatchChecker
 from headrace.observe.audit_findings import RULES, Findings, Rule, Violation
 from headrace.observe.audit_groups import GroupChecker
@@ -32,6 +33,7 @@ from headrace.observe.events import (
     GroupDispatched,
     GroupDropped,
     InstanceVersion,
+    NodeStarted,
     NodeStopped,
     PhaseStarted,
     Resumed,
@@ -88,18 +90,19 @@ class _Auditor:
         self._groups = GroupChecker(self._findings, self._versions)
         self._trajectories = TrajectoryChecker(self._findings, self._versions, self._groups)
         self._batches = BatchChecker(self._findings, self._versions, self._groups)
-        self._self_check: float | None = None
+        self._agreement = AgreementChecker(self._findings)
         log, versions, groups = self.log, self._versions, self._groups
-        trajectories, batches = self._trajectories, self._batches
+        trajectories, batches, agreement = self._trajectories, self._batches, self._agreement
         self._handlers: dict[type, tuple[Callable[[Any], None], ...]] = {
             RunStarted: (log.run_started,),
             PhaseStarted: (log.phase_started, versions.phase_started, groups.phase_started),
+            NodeStarted: (agreement.node_started,),
             NodeStopped: (log.node_stopped, versions.node_stopped),
-            InstanceVersion: (versions.instance_version,),
+            InstanceVersion: (versions.instance_version, agreement.instance_version),
             VersionPublished: (versions.version_published, groups.version_published),
             VersionRetired: (versions.version_retired, groups.version_retired),
             GroupDispatched: (groups.group_dispatched,),
-            TrajectoryStarted: (trajectories.trajectory_started,),
+            TrajectoryStarted: (trajectories.trajectory_started, agreement.trajectory_started),
             TrajectoryFinished: (trajectories.trajectory_finished,),
             TrajectoryFailed: (trajectories.trajectory_failed,),
             TrajectoryScored: (trajectories.trajectory_scored,),
@@ -108,11 +111,11 @@ class _Auditor:
             BatchTaken: (batches.batch_taken,),
             BatchReleased: (batches.batch_released,),
             BatchTrained: (batches.batch_trained,),
-            SelfCheck: (self._self_checked,),
+            SelfCheck: (agreement.self_checked,),
             EvaluationStarted: (versions.evaluation_started,),
             EvaluationFinished: (versions.evaluation_finished,),
             CheckpointSaved: (log.checkpoint_saved,),
-            Resumed: (log.resumed, versions.resumed, groups.resumed, batches.resumed),
+            Resumed: (log.resumed, versions.resumed, groups.resumed, batches.resumed, agreement.resumed),
             RunFinished: (log.run_finished, self._run_finished),
         }
 
@@ -129,22 +132,6 @@ class _Auditor:
             self.log.checkpoint_saved(event)
 
     # ------------------------------------------------------------ the run
-
-    def _self_checked(self, event: SelfCheck) -> None:
-        """An instance computes what the trainer computes."""
-        gap = event.mean_abs_logprob_diff
-        self._findings.check(
-            gap is not None and gap <= event.tolerance,
-            "agreement",
-            event.seq,
-            "{} and the trainer differ by {} nats on the same tokens at version {}, tolerance {}",
-            event.instance,
-            "NaN" if gap is None else gap,
-            event.version,
-            event.tolerance,
-        )
-        if gap is not None:
-            self._self_check = max(self._self_check or 0.0, gap)
 
     def _run_finished(self, event: RunFinished) -> None:
         """A completed run leaves nothing behind."""
@@ -174,6 +161,7 @@ class _Auditor:
 
     def result(self, *, cut_short: bool) -> AuditResult:
         """After the last event."""
+        self._agreement.ended()
         log, books, batches, versions = self.log, self._groups, self._batches, self._versions
         left = list(books.remaining())
         buffered = sum(bool(trajectory.rows) for trajectory in left)
@@ -217,7 +205,7 @@ class _Auditor:
             "evaluations": versions.evaluations,
             "staleness": {phase: dict(sorted(counts.items())) for phase, counts in batches.staleness.items()},
             "max_staleness": {phase.phase: phase.max_staleness for phase in log.phases},
-            "self_check": self._self_check,
+            "self_check": self._agreement.largest_gap,
         }
         return AuditResult(
             violations=tuple(self._findings.violations),

@@ -272,6 +272,18 @@ def test_lost_nodes_and_released_batches_are_counted_and_no_fault(mishaps: Any, 
     assert "batches 15 (1 released)" in str(result)
 
 
+def test_an_instance_whose_engine_cannot_score_is_not_checked_when_it_was_started_again(
+    mishaps: Any, tmp_path: Path
+) -> None:
+    again = next(e["seq"] for e in mishaps.events if e["kind"] == "node_stopped")
+    check = next(e for e in mishaps.events if e["kind"] == "self_check" and e["seq"] > again)
+    standing = [e for e in mishaps.events if e["epoch"] == check["epoch"] and e is not check]
+    assert index(standing, "trajectory_started", instance="rollout-1") > check["seq"]
+    result = audited(standing, tmp_path)
+    assert result.ok, result.violations
+    assert result.summary["lost_nodes"] == {"rollout-1": 1}
+
+
 def test_nodes_that_end_with_the_run_are_not_lost(simulation: Any, tmp_path: Path) -> None:
     ended = {**simulation.events[1], "kind": "node_stopped", "reason": "ended"}
     result = audited([*simulation.events[:-1], ended, simulation.events[-1]], tmp_path)

@@ -115,6 +115,30 @@ def an_engine_that_is_not_finite(log: Any) -> None:
     of_self_check(log, None)
 
 
+def checks(log: Any, **fields: Any) -> list[Any]:
+    return [e for e in log.events if e["kind"] == "self_check" and all(e[n] == value for n, value in fields.items())]
+
+
+def a_run_without_its_last_check(log: Any) -> None:
+    log.remove(checks(log)[-1])
+
+
+def an_instance_that_was_never_checked(log: Any) -> None:
+    for check in checks(log, instance="rollout-0"):
+        log.remove(check)
+
+
+def a_run_without_any_check(log: Any) -> None:
+    for check in checks(log):
+        log.remove(check)
+
+
+def a_check_that_came_after_the_first_work(log: Any) -> None:
+    (check,) = checks(log, instance="rollout-1")
+    log.remove(check)
+    log.insert(log.all("trajectory_started", instance="rollout-1")[0], check)
+
+
 def a_start_before_the_instance_has_the_weights(log: Any) -> None:
     log.remove(log.one("instance_version"))
 
@@ -227,6 +251,11 @@ LIES: tuple[tuple[str, Callable[[Any], None], str], ...] = (
     ("weights", a_start_on_an_instance_that_was_restarted, "before the instance committed it"),
     ("agreement", an_engine_that_computes_something_else, r"rollout-0 .* differ by 0\.25 nats .* tolerance 0\.001"),
     ("agreement", an_engine_that_is_not_finite, "differ by NaN nats"),
+    ("agreement", an_engine_that_is_not_finite, "on 'rollout-0', whose process had passed no self-check"),
+    ("agreement", a_run_without_its_last_check, "on 'rollout-1', whose process had passed no self-check"),
+    ("agreement", an_instance_that_was_never_checked, "on 'rollout-0', whose process had passed no self-check"),
+    ("agreement", a_run_without_any_check, "on 'rollout-0', whose process had passed no self-check"),
+    ("agreement", a_check_that_came_after_the_first_work, "on 'rollout-1', whose process had passed no"),
     ("window", a_version_retired_in_use, r"retired with \d+ groups in flight"),
     ("window", a_group_under_a_retired_version, "under version 3, which is not live"),
     ("window", a_version_published_over_one_too_old, "is in flight, max_staleness 0"),

@@ -136,6 +136,19 @@ def a_group_under_a_version_from_before_the_resume(log: Any) -> None:
 # ---------------------------------------------------------------- lost nodes
 
 
+def a_resume_without_its_last_check(log: Any) -> None:
+    log.remove(log.all("self_check")[-1])
+
+
+def a_process_in_anothers_place_that_was_not_checked(log: Any) -> None:
+    started = log.all("node_started", node="rollout-1")[0]
+    check = next(e for e in log.all("self_check") if e["seq"] > started["seq"])
+    log.remove(check)
+    told = log.all("instance_version", instance="rollout-0")[-1]
+    scored = {**check, "time": told["time"], "epoch": told["epoch"], "instance": "rollout-0"}
+    log.insert(log.events[told["seq"] - 1], {**scored, "version": told["version"]})  # so its engine can score
+
+
 def a_start_on_a_lost_instance(log: Any) -> None:
     stopped = log.all("node_stopped", node="rollout-1")[0]
     again = next(e for e in log.all("trajectory_started", attempt=1) if e["seq"] > stopped["seq"])
@@ -194,6 +207,12 @@ LIES: tuple[tuple[str, Callable[[Any], None], str], ...] = (
     ("versions", a_version_that_is_not_published_again, "a batch taken at version 10; .* published last was 9"),
     ("weights", a_start_on_an_instance_that_did_not_commit_again, "before the instance committed it"),
     ("window", a_group_under_a_version_from_before_the_resume, "under version 9, which is not live"),
+    ("agreement", a_resume_without_its_last_check, "whose process had passed no self-check"),
+    (
+        "agreement",
+        a_process_in_anothers_place_that_was_not_checked,
+        "on 'rollout-1', whose process had passed no self-check",
+    ),
     ("weights", a_start_on_a_lost_instance, "on 'rollout-1' under version .* before the instance committed it"),
     ("conservation", a_try_that_is_repeated_under_its_own_number, "started again as attempt 0 after attempt 0"),
     ("conservation", an_answer_of_a_lost_instance, "finished on 'rollout-1'; the log has it .* on 'rollout-0'"),
