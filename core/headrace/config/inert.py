@@ -67,12 +67,18 @@ def _without_rollout(job: Job, needs: Sequence[AlgorithmNeeds | None]) -> list[C
     return warnings
 
 
-def _replaced(job: Job) -> list[ConfigError]:
-    """Shared tables whose settings every phase replaces by naming another plugin."""
+def replaced(job: Job) -> list[str]:
+    """Tables that phases share and whose plugin every phase replaces by another."""
     return [
-        _warning(job, f"{table} is ignored: every phase has another", (table,), "remove it")
-        for table, key in (("algorithm", "use"), ("staleness", "policy"))
+        table
+        for table, (_, key, _) in PHASE_TABLES.items()
         if job.written((table, key)) and all(getattr(p, table).use != job.value((table, key)) for p in job.phases)
+    ]
+
+
+def _replaced(job: Job) -> list[ConfigError]:
+    return [
+        _warning(job, f"{table} is ignored: every phase has another", (table,), "remove it") for table in replaced(job)
     ]
 
 

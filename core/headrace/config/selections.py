@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from headrace.config.inert import overridden
+from headrace.config.inert import overridden, replaced
 from headrace.config.interpreters import check_interpreter
 from headrace.config.loading import PHASE_TABLES, core_keys
 from headrace.config.schema import Job
@@ -53,6 +53,7 @@ class Selections:
         self._judge_overridden("algorithm", self.algorithms)
         self._judge_overridden("trainer", self.trainers)
         self._judge_overridden("staleness", self.policies)
+        self._judge_replaced()
         self._interpreters()
 
     def ask(self, selected: Selected, method: str, call: Callable[[], T]) -> T | None:
@@ -96,12 +97,7 @@ class Selections:
                 require(spec.role, spec.use, origin=spec.origin)
             settings, problems = judge_settings(cls, spec.settings, origin=spec.origin)
         except HeadraceError as error:
-            if table in PHASE_TABLES:  # the registry knows roles, not the key that a table selects with
-                key = PHASE_TABLES[table][1]
-                error.fix = error.fix.replace("use = ", f"{key} = ")
-                if key != "use":
-                    error.message = error.message.replace(f"no {spec.role} named", f"no {spec.role} {key} named")
-            self.errors.append(error)
+            self._unusable(error, spec.role, table)
             return None
         reserved = core_keys(table) if table else frozenset({"use"})
         clash = sorted(reserved & keys_at(cls.Settings))
@@ -115,6 +111,14 @@ class Selections:
         if problems:
             return None
         return selected if not self.lives_here(table) or self._preflight(selected) else None
+
+    def _unusable(self, error: HeadraceError, role: str, table: str) -> None:
+        if table in PHASE_TABLES:  # the registry knows roles, not the key that a table selects with
+            key = PHASE_TABLES[table][1]
+            error.fix = error.fix.replace("use = ", f"{key} = ")
+            if key != "use":
+                error.message = error.message.replace(f"no {role} named", f"no {role} {key} named")
+        self.errors.append(error)
 
     def _preflight(self, selected: Selected) -> bool:
         """Whether the plugin could start, as far as it can tell itself."""
@@ -137,6 +141,16 @@ class Selections:
         for problem in judged[1] if judged else ():
             if {*problem.path[:1], problem.message.partition(" ")[0]} & shared.keys():
                 self._setting_error(table_of, problem, core_keys(table))
+
+    def _judge_replaced(self) -> None:
+        """A shared plugin that every phase replaces is never used; one that is not there is a mistake all the same."""
+        for table in replaced(self.job):
+            role, key, _ = PHASE_TABLES[table]
+            use, origin = str(self.job.value((table, key))), self.job.origin((table, key))
+            try:
+                load(role, use, directory=self.job.directory, origin=origin)
+            except HeadraceError as error:
+                self._unusable(error, role, table)
 
     def _setting_error(self, selected: Selected, problem: Problem, reserved: frozenset[str]) -> None:
         own, path = keys_at(selected.cls.Settings), problem.path

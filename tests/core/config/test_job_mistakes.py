@@ -317,6 +317,24 @@ def test_a_shared_table_that_every_phase_replaces_is_warned_about(write_job: Wri
     assert any("learns from demonstrations, never stale" in warning for warning in warnings)
 
 
+@pytest.mark.parametrize(
+    ("override", "message", "fix"),
+    [
+        ("algorithm.use=grop", "no algorithm named 'grop'", 'set use = "grpo"'),
+        ("staleness.policy=synchronus", "no staleness policy named 'synchronus'", 'set policy = "synchronous"'),
+        ("algorithm.use=3", "no algorithm named '3'", "headrace plugins algorithm"),
+    ],
+)
+def test_an_unknown_plugin_is_an_error_also_where_every_phase_has_another(
+    errors_of: ErrorsOf, override: str, message: str, fix: str
+) -> None:
+    phase = f'{PHASE}[phase.algorithm]\nuse = "{PLUGINS}:Imitation"\n[phase.staleness]\npolicy = "{PLUGINS}:Bounded"\n'
+    (error,) = errors_of(WITHOUT_STEPS, extra=phase, overrides=[override])
+    assert message in error
+    assert f"  from: --set {override}\n" in error
+    assert fix in error
+
+
 def test_a_single_error_is_raised_as_itself(write_job: WriteJob) -> None:
     wiring = check_job(load_job(write_job((":Trainer", ":PlainTrainer"))))
     with pytest.raises(WiringError, match="cannot create a model from scratch"):
