@@ -6,6 +6,7 @@ The question is put by running it once, with a deadline; nothing of the job is s
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -18,6 +19,9 @@ from headrace.registry import PluginSpec
 
 DEADLINE = 60.0
 """Seconds; a cold interpreter on a network disk is slow."""
+
+_RAISED = re.compile(r"[\w.]*(Error|Exception)\b")
+"""Begins the last line of a Python that raised."""
 
 _QUESTION = """
 import json, sys
@@ -68,10 +72,17 @@ def _ask(python: str, spec: PluginSpec, question: str, origin: str) -> HeadraceE
             f"interpreter {python} cannot be run: {error}", origin=origin, fix="give a Python interpreter"
         )
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        if not _RAISED.match(last):
+            return _no_python(python, last, origin)
         fix = f"{python} -m pip install headrace=={headrace.__version__}"
         return PluginError(f"interpreter {python} cannot use headrace: {last}", origin=origin, fix=fix)
     return _judge(python, done.stdout, origin)
+
+
+def _no_python(python: str, said: str, origin: str) -> ConfigError:
+    message = f"interpreter {python} is no Python that works: asked for its headrace, it said {said[:60]!r}"
+    return ConfigError(message, origin=origin, fix="give a Python interpreter")
 
 
 def _judge(python: str, said: str, origin: str) -> HeadraceError | None:
@@ -80,8 +91,7 @@ def _judge(python: str, said: str, origin: str) -> HeadraceError | None:
         answer = json.loads(last)
         answer["version"]
     except (ValueError, TypeError, KeyError):
-        message = f"interpreter {python} is no Python: asked for its headrace, it said {last[:60]!r}"
-        return ConfigError(message, origin=origin, fix="give a Python interpreter")
+        return _no_python(python, last, origin)
     if answer["version"] != headrace.__version__:
         return PluginError(
             f"interpreter {python} has headrace {answer['version']}, this is {headrace.__version__}",

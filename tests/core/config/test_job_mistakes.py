@@ -273,6 +273,17 @@ def test_an_interpreter_must_exist_and_have_headrace(errors_of: ErrorsOf, tmp_pa
     assert "python -m pip install headrace==" in error
 
 
+@pytest.mark.parametrize(
+    "script", ["echo \"cat: invalid option -- 'c'\" >&2\nexit 1", "exit 1"], ids=["complains", "is_silent"]
+)
+def test_a_program_that_is_no_python_is_said_to_be_none(errors_of: ErrorsOf, tmp_path: Path, script: str) -> None:
+    (tmp_path / "cat").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "cat").chmod(0o755)
+    (error,) = errors_of(("learning_rate", 'python = "./cat"\nlearning_rate'))
+    assert "cat is no Python" in error
+    assert "  fix:  give a Python interpreter" in error
+
+
 def test_an_interpreter_with_headrace_and_the_plugin_is_accepted(errors_of: ErrorsOf) -> None:
     assert errors_of(("learning_rate", f'python = "{sys.executable}"\nlearning_rate')) == []
 
