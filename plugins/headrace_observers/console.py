@@ -7,9 +7,11 @@ terminal is left as it was.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO, cast
@@ -49,6 +51,8 @@ class Console(Observer):
         self._opened = time.monotonic()
         self._last_line = float("-inf")
         self._alarmed = False
+        self._losses: Counter[tuple[str, str]] = Counter()
+        """(Node, reason) → how often it was lost so since it was started."""
 
     # ------------------------------------------------------------ hooks
 
@@ -95,16 +99,27 @@ class Console(Observer):
             case "run_started":
                 self._screen.progress(model_line(self._progress))
             case "node_started" if event["node"] in lost:
+                self._losses = Counter({loss: n for loss, n in self._losses.items() if loss[0] != event["node"]})
                 self._screen.say(f"starting {event['node']} again")
             case "node_started":
                 self._screen.progress(f"starting {event['node']}")
             case "node_stopped" if event["node"] in lost and event["reason"] != "ended":
-                self._screen.say(f"{event['node']} lost: {event['reason']}", style="yellow")
+                self._node_lost(event["node"], event["reason"])
             case "phase_started":
                 self._phase_started()
             case "evaluation_finished":
                 newest = next(e for e in self._progress.evaluations if e.version == event["version"])
                 self._screen.progress(f"version {newest.version}: held-out {accuracy(newest).replace(' · ', ', ')}")
+
+    def _node_lost(self, node: str, reason: str) -> None:
+        """Scoring processes are replaced without an event, and a reward may hang on many prompts: a loss that is
+        repeated is told again when it is the 10th, the 100th and so on."""
+        assert self._screen is not None
+        self._losses[node, reason] += 1
+        count = self._losses[node, reason]
+        if math.log10(count).is_integer():
+            times = f" {count} times" if count > 1 else ""
+            self._screen.say(f"{node} lost{times}: {reason}", style="yellow")
 
     def _phase_started(self) -> None:
         assert self._screen is not None

@@ -175,6 +175,33 @@ def test_a_lost_node_is_told_when_it_goes_and_when_it_is_back(capsys: pytest.Cap
     ]
 
 
+def test_a_loss_that_is_repeated_is_told_again_only_now_and_then(
+    capsys: pytest.CaptureFixture[str], simulation: Any
+) -> None:
+    manager = managed()
+    manager.run_opened("runs/a", JOB)
+    lost = {**simulation.events[1], "kind": "node_stopped", "node": "environment-0/scoring", "reason": "no score"}
+    for _ in range(120):
+        manager.event(lost)
+    manager.event({**lost, "reason": "exit code 3"})
+    assert [line.partition("] ")[2] for line in capsys.readouterr().out.splitlines() if "lost" in line] == [
+        "environment-0/scoring lost: no score",
+        "environment-0/scoring lost 10 times: no score",
+        "environment-0/scoring lost 100 times: no score",
+        "environment-0/scoring lost: exit code 3",
+    ]
+
+
+def test_a_node_that_is_started_again_is_told_at_each_loss(capsys: pytest.CaptureFixture[str], simulation: Any) -> None:
+    manager = managed()
+    manager.run_opened("runs/a", JOB)
+    started = next(e for e in simulation.events if e["kind"] == "node_started" and e["role"] == "rollout")
+    for _ in range(2):
+        manager.event(started)
+        manager.event({**started, "kind": "node_stopped", "reason": "was killed by signal 9"})
+    assert capsys.readouterr().out.count(f"{started['node']} lost: was killed by signal 9\n") == 2
+
+
 def test_a_node_that_ends_with_the_run_is_not_lost(capsys: pytest.CaptureFixture[str], simulation: Any) -> None:
     manager = managed()
     manager.run_opened("runs/a", JOB)
