@@ -13,7 +13,7 @@ from headrace.dataplane.unit import stored_name
 COLUMNS = {
     "tokens": ColumnSchema("int32", ragged=True),
     "reward": ColumnSchema("float32"),
-    "pixels": ColumnSchema("uint8", ragged=True),
+    "pixels": ColumnSchema("uint8", (2,), ragged=True),
 }
 READS: dict[str, tuple[str, ...]] = {"score": ("tokens",), "look": ("pixels",), "train": ("tokens", "reward")}
 STORED, DUPLICATE, LATE, UNKNOWN = range(4)
@@ -48,7 +48,7 @@ def value(column: str, serial: int) -> Array:
         return np.array(serial, dtype=np.float32)
     if column == "tokens":
         return np.arange(serial, serial + serial % 5, dtype=np.int32)
-    return np.full(serial % 3, serial % 251, dtype=np.uint8)
+    return np.full((serial % 3, 2), serial % 251, dtype=np.uint8)
 
 
 def join(column: str, values: list[Array]) -> Column:

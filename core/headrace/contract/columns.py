@@ -48,6 +48,10 @@ TRUNCATED = "truncated"
 """Dense bool: the response ended with ``length``."""
 
 
+_SHORT = 32
+"""Entries: rows that are no longer on average are copied entry by entry, others row by row, whichever is faster."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Ragged:
     """One array per row, stored back to back. ``values``: [total, ...]; ``offsets``: int64 [n + 1]."""
@@ -90,7 +94,17 @@ class Ragged:
     def take(self, indices: npt.ArrayLike) -> Ragged:
         """Rows at ``indices``, in that order (a copy)."""
         chosen = np.asarray(indices, dtype=np.int64)
-        return Ragged.from_arrays([self[int(i)] for i in chosen], dtype=self.values.dtype)
+        wrong = chosen[(chosen < -len(self)) | (chosen >= len(self))]
+        if len(wrong):
+            raise IndexError(f"row {wrong[0]} of a ragged column with {len(self)} rows")
+        starts, lengths = self.offsets[:-1][chosen], self.lengths[chosen]
+        offsets = np.zeros(len(chosen) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        if offsets[-1] <= _SHORT * len(chosen):
+            places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+            return Ragged(self.values[places], offsets)
+        rows = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+        return Ragged(np.concatenate([self.values[start:stop] for start, stop in rows]), offsets)
 
     def like(self, values: Array) -> Ragged:
         """A column with the same row lengths and other ``values``."""
