@@ -133,14 +133,22 @@ class Server:
                 self._promise(key, method, answer, seconds)
 
     def _promise(self, key: tuple[bytes, int], method: Method, answer: asyncio.Future[Any], seconds: float) -> None:
-        timer = asyncio.get_running_loop().call_later(seconds, answer.cancel)
+        late = False
+
+        def expire() -> None:
+            nonlocal late
+            late = True
+            answer.cancel()
+
+        timer = asyncio.get_running_loop().call_later(seconds, expire)
         self._running[key] = answer
 
         def kept(_: object) -> None:
             timer.cancel()
             del self._running[key]
-            if answer.cancelled():  # a caller who gave up does not hear it
-                self._fail(key, _cancelled(method))
+            if answer.cancelled():
+                if not late:  # a caller who gave up does not hear it; one whose deadline has come hears that
+                    self._fail(key, _cancelled(method))
                 return
             with self._failing(key, method):
                 self._reply(key, answer.result())

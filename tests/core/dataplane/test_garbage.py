@@ -130,7 +130,6 @@ def garbled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Garbled
 # ---------------------------------------------------------------- what no service hears of
 
 
-@pytest.mark.filterwarnings("ignore:Data type alias:DeprecationWarning")  # numpy knows names that nobody should send
 @pytest.mark.parametrize("target", ["ledger", "unit"])
 def test_every_damaged_message_is_counted_and_another_client_does_not_notice(garbled: Garbled, target: str) -> None:
     chance, said = Random(7), 0

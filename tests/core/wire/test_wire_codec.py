@@ -231,6 +231,7 @@ def extension(code: int, *payload: object) -> bytes:
         [extension(1, "<f4", [1] * 64, 0), bytes(4)],
         [extension(1, "|O", [1], 0), bytes(8)],
         [extension(1, "O8", [1], 0), bytes(8)],
+        [extension(1, "<a8", [1], 0), bytes(8)],
         [extension(1, "f4,f4", [1], 0), bytes(8)],
         [extension(1, "<M8[s]", [1], 0), bytes(8)],
         [extension(1, "nonsense)(", [1], 0), bytes(8)],

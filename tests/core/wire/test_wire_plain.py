@@ -8,10 +8,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import zmq
 
 from headrace.errors import EngineError, RunError
-from headrace.wire import Client, Server, ipc_address, rpc
+from headrace.wire import Client, Server, encode, ipc_address, rpc
+from headrace.wire.messages import Call, Failure, Reply
 
 
 class Service:
@@ -69,3 +72,20 @@ async def test_a_promise_that_nobody_waits_for_any_more_is_cancelled(tmp_path: P
         await service.started.wait()
         call.cancel()
         await service.cancelled.wait()
+
+
+async def test_a_caller_whose_deadline_ends_a_promise_is_told_nothing_else(tmp_path: Path) -> None:
+    """It hears its own deadline, though the server's clock may be the faster one."""
+
+    def message(number: int, method: str, request: object, seconds: float) -> bytes:
+        return msgspec.msgpack.encode(Call(number, method, seconds, msgspec.Raw(encode(request)[0])))
+
+    async with serving(tmp_path) as (service, _):
+        with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+            peer.linger = 0
+            peer.connect(ipc_address(str(tmp_path), "service"))
+            peer.send(message(1, "later", None, 0.001))
+            await service.cancelled.wait()
+            peer.send(message(2, "triple", 7, 5.0))
+            assert await asyncio.to_thread(peer.poll, 5000)
+            assert msgspec.msgpack.decode(peer.recv(), type=Reply | Failure) == Reply(2, msgspec.Raw(encode(21)[0]))
