@@ -217,12 +217,9 @@ class LedgerService:
 
     @rpc
     def drop(self, groups: Groups) -> None:
-        """Give whole groups up; those that are not there any more are skipped."""
+        """Give whole groups up, also those on lease; those that are not there any more are skipped."""
         partition = self._partition(groups.partition)
-        open_groups = [group for group in groups.groups if partition.ledger.is_open(group)]
-        for group in open_groups:
-            partition.ledger.drop(group)
-        self._free(partition, np.array(open_groups, dtype=np.int64))
+        self._free(partition, partition.drop(groups.groups))
 
     # ------------------------------------------------------------ inside
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
@@ -164,6 +164,13 @@ class PartitionLedger:
             )
         check_wait(call.wait)
         check_held_for(call.seconds)
+
+    def drop(self, groups: Iterable[int]) -> Array:
+        """Whole groups are given up. Returns those to be freed now."""
+        dropped = [group for group in dict.fromkeys(groups) if self.ledger.is_open(group)]
+        for group in dropped:
+            self.ledger.drop(group)
+        return self._unread(np.array(dropped, dtype=np.int64))
 
     def lose(self, unit: int) -> Array:
         """A unit is gone with its values. Returns the groups whose others are to be freed now."""

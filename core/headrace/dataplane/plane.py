@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,7 @@ from headrace.dataplane.messages import (
     Put,
 )
 from headrace.dataplane.shared import SHARED_BYTES, Reading, Segments, nbytes_of, put_shared
-from headrace.errors import DeadlineError, LostRowsError
+from headrace.errors import DeadlineError, HeadraceError, LostRowsError
 from headrace.wire import BlockingClient
 
 DEADLINE = 60.0
@@ -187,7 +187,8 @@ class Partition:
         try:
             return rows, self.get(rows, wanted, deadline=deadline)
         except BaseException:  # nobody else could know of the lease; raised again
-            self.release(rows)
+            with suppress(HeadraceError):  # what was wrong may be wrong with the ledger too
+                self.release(rows)
             raise
 
     def _lease(self, call: LeaseCall) -> tuple[Rows, Batch | None]:
@@ -273,7 +274,7 @@ class Partition:
         self._tell("extend", LeaseRef(self._name, held.lease, seconds), deadline)
 
     def drop(self, groups: Sequence[int], *, deadline: float = DEADLINE) -> None:
-        """Give whole groups up: no consumer gets them any more."""
+        """Give whole groups up: no consumer gets them any more. Who holds them may read them until the lease ends."""
         self._tell("drop", Groups(self._name, list(groups)), deadline)
 
     def lost(self, *, wait: float = 0.0, deadline: float = DEADLINE) -> list[int]:

@@ -12,6 +12,8 @@ from headrace.contract import Array, Column, Ragged
 from headrace.dataplane.messages import ColumnSchema, PartitionSpec, Put
 from headrace.errors import ContractError
 
+_NO_VERSION = np.iinfo(np.int64).max
+
 
 class _Kind(NamedTuple):
     ragged: bool
@@ -38,6 +40,10 @@ class Schema:
         """int64 [rows]: the bytes of each. ContractError where a column is not what it should be."""
         if not put.columns:
             raise ContractError("a put without columns", fix=f"the columns are {self._say_all()}")
+        if put.rows is not None:
+            _check_rows(put.rows)
+        if not 0 <= put.version < _NO_VERSION:
+            raise ContractError(f"a put of policy version {put.version}", fix="versions are counted from 0 on")
         count = len(next(iter(put.columns.values())) if put.rows is None else put.rows)
         dense, ragged = 0, []
         for name, column in put.columns.items():
@@ -91,6 +97,15 @@ def _dtype(column: str, name: str) -> np.dtype[Any]:
 def _kind_of(name: str, column: ColumnSchema) -> _Kind:
     dtype = _dtype(name, column.dtype)
     return _Kind(column.ragged, dtype, column.shape, dtype.itemsize * prod(column.shape))
+
+
+def _check_rows(rows: Array) -> None:
+    if rows.ndim != 1 or rows.dtype != np.int64:
+        raise ContractError(f"a put of rows that are {rows.dtype} {list(rows.shape)}", fix="name them as int64 [n]")
+    in_order = np.sort(rows)
+    twice = in_order[1:][in_order[1:] == in_order[:-1]]
+    if len(twice):
+        raise ContractError(f"a put names row {twice[0]} twice", fix="put every row once")
 
 
 def _uneven(put: Put, count: int) -> ContractError:

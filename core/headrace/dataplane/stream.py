@@ -14,12 +14,13 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import NamedTuple, Self
 
 from headrace.contract import Batch
 from headrace.dataplane.plane import LEASE_SECONDS, Partition, Rows
-from headrace.errors import DeadlineError, LostRowsError
+from headrace.errors import DeadlineError, LostRowsError, RunError
 
 _TURN_SECONDS = 0.5
 """How late the thread notices that it is to stop, or that a lease is to be extended."""
@@ -96,15 +97,16 @@ class Stream:
             self._desk.acknowledge(rows)
 
     def close(self) -> None:
-        """What is not acknowledged is given back. Twice is fine."""
+        """What is not acknowledged is given back, to be leased again in its order. Twice is fine."""
         self._ending.set()
         self._thread.join()
         with self._lock:
             held = [rows for rows, _ in self._held.values()]
             self._held.clear()
         self._given.clear()
-        for rows in held:
-            self._desk.release(rows)
+        for rows in reversed(held):  # what is given back last comes first
+            with suppress(RunError):  # it expired: the rows are another's
+                self._desk.release(rows)
 
     def __enter__(self) -> Self:
         return self

@@ -10,7 +10,7 @@ import pytest
 from headrace.contract import Ragged
 from headrace.dataplane import ColumnSchema, Partition, PartitionSpec, Stream
 from headrace.errors import ContractError, DeadlineError, RunError
-from support.data_plane import Services
+from support.data_plane import Services, soon
 
 SPEC = PartitionSpec("phase", {"tokens": ColumnSchema("int32", ragged=True)}, {"train": ("tokens",)}, 2, "tokens")
 
@@ -103,3 +103,18 @@ def steps(stream: Stream) -> None:
 def test_a_rank_does_not_wait_for_ever(connect: Callable[[], Partition]) -> None:
     with Stream(connect, "train", step_groups=1) as stream, pytest.raises(DeadlineError, match="no micro-batch"):
         list(stream.step(deadline=0.05))
+
+
+def test_what_a_rank_leaves_behind_is_given_out_again_in_its_order_though_a_lease_has_ended(
+    connect: Callable[[], Partition],
+) -> None:
+    partition = connect()
+    rows = put(partition, 5)
+    stream = Stream(connect, "train", step_groups=4, token_budget=6, ahead=1)
+    steps = stream.step()
+    for _ in range(3):
+        next(steps)
+    soon(lambda: partition.stats().leases == 5)
+    partition.release(stream._given[1])
+    stream.close()
+    assert partition.lease("train", 5).rows.tolist() == [*rows[:2], *rows[4:], *rows[2:4]]

@@ -186,7 +186,8 @@ class PlaneMachine(RuleBasedStateMachine):
         try:
             batch = self.partition.get(held.rows, columns, deadline=AT_ONCE)
         except LostRowsError:
-            assert any(self.groups[number].gone == "lost" for number in held.groups)
+            rows = [row for number in held.groups for row in self.groups[number].rows]
+            assert any(row.units[column] not in self.world.storages for row in rows for column in columns)
             return
         self.check(batch, held.rows, columns)
 
@@ -226,7 +227,7 @@ class PlaneMachine(RuleBasedStateMachine):
         for number in held.groups:
             group = self.groups[number]
             del group.held[held.rows.consumer]
-            if done and group.gone != "lost":
+            if done and not group.gone:
                 self.acknowledged[held.rows.consumer, number] += 1
                 group.done.add(held.rows.consumer)
                 if group.done == READS.keys():
@@ -243,12 +244,10 @@ class PlaneMachine(RuleBasedStateMachine):
             self.end(lease, done=False)
 
     def drop(self, data: st.DataObject) -> None:
-        free = [number for number, group in self.groups.items() if not group.held]
-        if free:
-            chosen = sorted(data.draw(st.sets(st.sampled_from(free), min_size=1, max_size=3)))
-            self.partition.drop([*chosen, max(self.groups) + 7])
-            for number in chosen:
-                self.groups[number].gone = self.groups[number].gone or "dropped"
+        chosen = sorted(data.draw(st.sets(st.sampled_from(sorted(self.groups)), min_size=1, max_size=3)))
+        self.partition.drop([*chosen, max(self.groups) + 7, chosen[0]])
+        for number in chosen:
+            self.groups[number].gone = self.groups[number].gone or "dropped"
 
     def a_unit_joins(self, data: st.DataObject) -> None:
         if len(self.units) < 4:
@@ -290,7 +289,7 @@ class PlaneMachine(RuleBasedStateMachine):
 
     @invariant()
     def units_keep_what_is_here_and_nothing_else(self) -> None:
-        """Of a lost group, what may still be read under a lease."""
+        """Of a group that was lost or dropped, what may still be read under a lease."""
         if not hasattr(self, "groups"):
             return
         self.world.settle()
@@ -303,7 +302,7 @@ class PlaneMachine(RuleBasedStateMachine):
         return [
             (number * self.size + member, name)
             for number, group in self.groups.items()
-            if not group.gone or (group.gone == "lost" and group.held)
+            if not group.gone or group.held
             for member, row in enumerate(group.rows)
             for name, at in row.units.items()
             if at == unit

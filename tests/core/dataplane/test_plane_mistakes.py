@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from headrace.contract import Array
-from headrace.dataplane import ColumnSchema, Partition, PartitionSpec
+from headrace.dataplane import ColumnSchema, Partition, PartitionSpec, Rows
 from headrace.dataplane.messages import LostCall, Note, Noted, Notes, Put, Unkept
-from headrace.errors import ContractError, RunError
+from headrace.errors import ContractError, LostRowsError, RunError
 from support.plane_world import LEDGER, World
 
 COLUMNS = {"a": ColumnSchema("float32"), "b": ColumnSchema("float32")}
@@ -157,3 +157,50 @@ def test_lost_groups_of_which_one_was_told_that_died_are_told_to_the_next(world:
     assert [call.result() for call in died] == [rows, rows]
     assert partition.lost() == rows
     assert partition.lost(wait=1.0) == [], "each is told once"
+
+
+def test_a_put_that_names_a_row_twice_is_refused_and_changes_nothing(world: World) -> None:
+    world.unit()
+    partition = create(world, group_size=2)
+    rows = partition.put({"a": column(2)})
+    before = partition.stats()
+    for named in ([rows[0], rows[0]], [rows[1], rows[0], rows[1]]):
+        with pytest.raises(ContractError, match=r"names row \d+ twice"):
+            partition.put({"b": column(len(named))}, rows=np.array(named))
+    for odd in (rows.astype(float), rows.astype(np.int32), rows[None]):
+        with pytest.raises(ContractError, match=r"name them as int64 \[n\]"):
+            partition.put({"b": column(len(odd))}, rows=odd)
+    for version in (-1, 1 << 63):
+        with pytest.raises(ContractError, match="policy version"):
+            partition.put({"a": column(2)}, version=version)
+    assert (partition.stats(), partition.lost()) == (before, [])
+    partition.put({"b": column(2)}, rows=rows)
+    assert partition.lease("y", 1).rows.tolist() == rows.tolist()
+
+
+def test_dropped_groups_are_deleted_those_on_lease_when_it_ends(world: World) -> None:
+    world.unit()
+    partition = create(world)
+    rows = partition.put({"a": column(3)}).tolist()
+    held = partition.lease("x", 1)
+    partition.drop([rows[1], rows[0], rows[1]])
+    assert (partition.stats().rows, partition.stats().nbytes, nbytes(world)) == (1, 4, 8)
+    assert partition.get(held).dense("a").tolist() == [0]
+    partition.acknowledge(held)
+    assert partition.lease("x", 3, at_least=1).rows.tolist() == [rows[2]]
+    assert nbytes(world) == 4
+
+
+def test_what_was_wrong_with_a_read_is_said_though_its_lease_cannot_be_given_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: Rows) -> None:
+        raise RunError("lease 0 is not held")
+
+    unit = world.unit()
+    partition = create(world)
+    partition.put({"a": column(1)})
+    world.storages[unit].close()
+    monkeypatch.setattr(partition, "release", fails)
+    with pytest.raises(LostRowsError, match="no row has column"):
+        partition.take("x", 1)
