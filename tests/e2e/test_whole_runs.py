@@ -79,6 +79,31 @@ def test_a_run_under_the_delayed_update_trains_every_batch_but_the_first_one_ver
     assert audit.summary["staleness"]["rl"] == {0: 32, 1: 4 * 32}
 
 
+@pytest.mark.parametrize("policy", ["synchronous", "multi_version"])
+def test_a_run_that_trains_on_groups_as_they_come_trains_the_rows_that_it_would_train_otherwise(
+    start: Start, policy: str
+) -> None:
+    staleness = 0 if policy == "synchronous" else 2
+    run = start(
+        "batch.streaming=true",
+        f"staleness.policy={policy}",
+        f"staleness.max_staleness={staleness}",
+        "phase.warm-up.steps=1",
+    )
+    assert run.wait() == 0, run.stderr
+    audit = audit_run(run.directory)
+    assert audit.ok
+    assert sum(audit.summary["staleness"]["rl"].values()) == 5 * 32
+    trained = [event["optimizer_steps"] for event in events(run, "batch_trained")]
+    assert trained[1:] == [2] * 5, "one step per mini-batch, as otherwise"
+    if policy == "synchronous":
+        assert [sorted({row // 4 for row in rows}) for rows in trained_rows(run)[1:]] == [
+            list(range(8 * step + first, 8 * step + first + 8))
+            for first in [min(trained_rows(run)[1]) // 4]
+            for step in range(5)
+        ]
+
+
 def test_a_run_over_tcp_passes_its_audit_and_writes_no_key_anywhere(start: Start) -> None:
     run = start("network.transport=tcp", "phase.warm-up.steps=1", "phase.rl.steps=2")
     follow(run, "batch_trained")

@@ -121,19 +121,23 @@ class _Checker:
                 fix="choose an environment with demonstrations, or an algorithm that learns from rollouts",
             )
         if needs.reference_logprobs:
-            self._reference(index, phase)
+            self._snapshots(index, phase, "reference", "switch the algorithm's reference term off")
+        if needs.proximal_logprobs and phase.batch.streaming and phase.batch.mini_batches > 1:
+            self._snapshots(
+                index, phase, "proximal", "set batch.mini_batches = 1, so that no step is taken before the last part"
+            )
 
-    def _reference(self, index: int, phase: Phase) -> None:
+    def _snapshots(self, index: int, phase: Phase, which: str, instead: str) -> None:
         trainer = self.plugins.trainers[index]
         declared = self._training(trainer)
         if trainer is None or declared is None:
             return
         if not declared.snapshots:
             self._wiring(
-                f"{phase.algorithm.use} needs reference log-probs, and training engine {phase.trainer.use!r} "
+                f"{phase.algorithm.use} needs {which} log-probs, and training engine {phase.trainer.use!r} "
                 "keeps no snapshots of its weights",
                 *_places(index, "algorithm", "use"),
-                fix="switch the algorithm's reference term off, or choose a training engine with snapshots",
+                fix=f"{instead}, or choose a training engine with snapshots",
             )
         self._backed(trainer, "snapshots", declared.snapshots, Snapshots)
 
@@ -141,12 +145,13 @@ class _Checker:
 
     def _batch(self, index: int, phase: Phase) -> None:
         batch = phase.batch
-        rows = batch.groups * batch.group_size
+        rows = batch.groups if batch.streaming else batch.groups * batch.group_size
         if rows % batch.mini_batches:
             fits = [str(n) for n in range(1, min(rows, FITS) + 1) if rows % n == 0]
+            whole = " of whole groups, as streaming has them" if batch.streaming else ""
             self._config(
                 f"{batch.groups} groups of {batch.group_size} cannot be split into {batch.mini_batches} equal "
-                "mini-batches",
+                f"mini-batches{whole}",
                 *_places(index, "batch", "mini_batches"),
                 *_places(index, "batch", "groups"),
                 fix=f"set mini_batches to one of {', '.join(fits)}, or change groups",

@@ -126,6 +126,9 @@ class BatchConfig(Table):
     """Optimiser steps per training batch."""
     micro_batch_tokens: Large = 8192
     """Tokens per forward and backward pass."""
+    streaming: bool = False
+    """Train on groups as they come, ahead of their batch. Mini-batches are whole groups then, in the order in which
+    these came."""
 
 
 class NetworkConfig(Table):

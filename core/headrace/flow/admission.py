@@ -5,6 +5,7 @@ Invariant: no batch leaves with a row whose staleness is negative or beyond ``ma
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from headrace.contract import FlowView, StalenessPolicy
@@ -48,6 +49,18 @@ class Admission:
                     fix="this is a fault of the policy: may_take or may_publish allowed too much",
                 )
         return chosen
+
+    def certain(self, view: FlowView) -> int | None:
+        """The newest version whose groups are all sure to be in the next batch, which takes the oldest first: no more
+        than a batch of that version or older is outstanding. None when there is none."""
+        outstanding = Counter(view.in_flight) + Counter(view.ready)
+        total, certain = 0, None
+        for version in sorted(outstanding):
+            total += outstanding[version]
+            if view.batch_taken or total > view.batch_groups:
+                break
+            certain = version
+        return certain
 
     def publishes(self, view: FlowView) -> bool:
         """Whether the next version may be published, its batch being trained. A yes stands until that has happened:

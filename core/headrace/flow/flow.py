@@ -23,13 +23,13 @@ import numpy as np
 from headrace.contract import Array, FlowView, StalenessPolicy
 from headrace.errors import StalenessError
 from headrace.flow.admission import Admission
+from headrace.flow.batch import OpenBatch
 from headrace.flow.dispatch import Dispatch
 from headrace.flow.fleet import Fleet
 from headrace.flow.group_table import STORED, WRITTEN
 from headrace.flow.leases import Lease
-from headrace.flow.ledger import Ledger, batch_lease
+from headrace.flow.ledger import Ledger
 from headrace.flow.records import ROW, BatchLease, Counts, FlowColumns, FlowState, Switch, Ticket
-from headrace.flow.stages import TRAIN
 from headrace.flow.switching import Switching
 from headrace.flow.versions import Versions
 
@@ -82,7 +82,7 @@ class Flow:
             barred=self._switching.barred,
         )
         self._lockstep = policy.lockstep
-        self._lease: BatchLease | None = None
+        self._batch = OpenBatch(self._ledger, groups=batch_groups)
         self._batch_trained = False
         self._dispatched = self._trained = self._in_flight = 0
         self._dropped: Counter[str] = Counter()
@@ -103,9 +103,9 @@ class Flow:
         return FlowView(
             batch_groups=self.batch_groups,
             version=self._versions.newest,
-            batch_taken=self._batch_trained or self._lease is not None,
+            batch_taken=self._batch_trained or self._batch.whole is not None,
             in_flight=self._versions.in_flight,
-            ready=self._ledger.ready(TRAIN),
+            ready=self._batch.ready(),
         )
 
     def counts(self) -> Counts:
@@ -121,7 +121,7 @@ class Flow:
 
     def state(self) -> FlowState:
         """What a checkpoint keeps. ValueError while a batch is in training or its version not yet published."""
-        if self._lease is not None or self._batch_trained:
+        if self._batch.begun or self._batch_trained:
             raise ValueError("a flow can be kept between batches only: after published(), before take_batch()")
         stored = tuple(self._ledger.stored_groups())
         complete = {group.group for group in stored}
@@ -150,10 +150,7 @@ class Flow:
 
     def groups_at(self, unit: int) -> tuple[int, ...]:
         """Groups with a column in a storage unit, that are not in the batch in training; ascending."""
-        return tuple(group for group in self._ledger.at_unit(unit).tolist() if not self._in_batch(group))
-
-    def _in_batch(self, group: int) -> bool:
-        return self._lease is not None and group in self._lease.groups
+        return tuple(group for group in self._ledger.at_unit(unit).tolist() if not self._batch.holds(group))
 
     @property
     def ledger(self) -> Ledger:
@@ -289,7 +286,7 @@ class Flow:
             if group >= self.next_group:
                 raise ValueError(f"group {group} was never dispatched; the next one is {self.next_group}")
             return ()
-        if self._in_batch(group):
+        if self._batch.holds(group):
             raise ValueError(f"group {group} is in the batch in training; release it first")
         version, complete = self._ledger.version(group), self._ledger.is_complete(group)
         rows = self._ledger.rows(group)
@@ -304,8 +301,7 @@ class Flow:
 
     def drop_all(self, reason: str) -> tuple[int, ...]:
         """The phase ends: give up everything outstanding, a batch in training included. Returns the groups."""
-        if self._lease is not None:
-            self.release(self._lease.lease)
+        self._batch.release_all()
         groups = tuple(self._ledger.open_groups())
         for group in groups:
             self.drop_group(group, reason)
@@ -314,36 +310,33 @@ class Flow:
     # ------------------------------------------------------------ batches
 
     def take_batch(self, *, now: float, ttl: float) -> BatchLease | None:
-        """The training batch of the newest version, held until ``now + ttl``; None when the policy says to wait or this
-        version's batch is taken."""
+        """The training batch of the newest version, its parts included, held until ``now + ttl``; None when the policy
+        says to wait or this version's batch is taken."""
         view = self.view()
         if self._admission.batch(view) is None:
             return None
-        lease = self._ledger.lease(TRAIN, self.batch_groups, deadline=now + ttl)
-        assert lease is not None, "the policy was asked about groups that are ready"
-        self._lease = batch_lease(lease, view.version, self._ledger)
-        return self._lease
+        return self._batch.take(view.version, deadline=now + ttl)
+
+    def take_part(self, *, now: float, ttl: float) -> BatchLease | None:
+        """Groups that will be in the next batch, whatever else will be; None when there are none, or the batch of this
+        version is taken. :meth:`take_batch` has them too."""
+        view = self.view()
+        certain = self._admission.certain(view)
+        return None if certain is None else self._batch.take_part(view.version, certain, deadline=now + ttl)
 
     def release(self, lease: int) -> None:
-        """Give the batch back: its groups may be taken again, as the batch of the same version."""
-        self._ledger.release(lease)
-        self._lease = None
+        """Give the batch back, or a part of it: its groups may be taken again, as the batch of the same version."""
+        self._batch.release(lease)
 
     def expire(self, now: float) -> tuple[Lease, ...]:
         """Release the leases whose deadline has come, the batch's among them; returns them."""
-        expired = self._ledger.expire(now)
-        if self._lease is not None and self._lease.lease in {lease.lease for lease in expired}:
-            self._lease = None
-        return expired
+        return self._batch.expire(now)
 
     def trained(self, lease: int, *, applied: bool = True) -> tuple[int, ...]:
         """The batch is done with. Returns its rows, which storage may free. ``applied=False``: no optimiser step was
         (loss or gradient not finite), so the weights are those of the same version, and that version gets another
         batch. ValueError when the lease is not held any more: the rows are, or will be, in another one."""
-        self._ledger.acknowledge(lease)
-        done = self._lease
-        assert done is not None, "the ledger held a lease that the flow did not take"
-        self._lease = None
+        done = self._batch.finish(lease)
         self._batch_trained = applied
         if not applied:
             self._dispatch.end_cohort()

@@ -259,6 +259,11 @@ class Ledger(GroupTable):
         total = np.cumsum(self._column_of("tokens", groups).sum(axis=1))
         return max(1, int(np.searchsorted(total, token_budget, side="right")))
 
+    def oldest(self, groups: Array) -> list[int]:
+        """The version of each group's oldest token."""
+        oldest: list[int] = self._column_of("oldest", groups).tolist()
+        return oldest
+
     def attempts(self, lease: Lease) -> Array:
         """How often each group of a lease has been leased by its consumer, this time included."""
         attempts: Array = self._column_of("attempts", lease.groups)[:, self._consumers[lease.consumer].index]
@@ -321,14 +326,14 @@ class Ledger(GroupTable):
         self._groups.forget(low)
 
 
-def batch_lease(lease: Lease, version: int, ledger: Ledger) -> BatchLease:
-    """The groups of a lease as the training batch of ``version``."""
-    groups = tuple(sorted(lease.groups.tolist()))
+def batch_lease(parts: Sequence[Lease], version: int, ledger: Ledger) -> BatchLease:
+    """The groups of leases as the training batch of ``version``, known by the last of them."""
+    groups = tuple(sorted(group for part in parts for group in part.groups.tolist()))
     return BatchLease(
-        lease=lease.lease,
+        lease=parts[-1].lease,
         version=version,
         groups=groups,
         rows=tuple(row for group in groups for row in ledger.rows(group)),
         tokens=tuple(count for group in groups for count in ledger.tokens(group)),
-        deadline=lease.deadline,
+        deadline=min(part.deadline for part in parts),
     )

@@ -86,7 +86,7 @@ class Keeper:
         size = self._p.job.phases[state.phase].batch.group_size
         groups = np.array([stored.group for stored in state.flow.stored], dtype=np.int64)
         rows = (groups[:, None] * size + np.arange(size)).reshape(-1)
-        found = self._p.controller.whereabouts(rows)  # now: by and by they are trained, and forgotten
+        found = self._p.controller.rows.whereabouts(rows)  # now: by and by they are trained, and forgotten
         partition, columns, units = found["partition"], found["columns"], found["units"]
         parts = [slice(start, start + ROWS_AT_ONCE) for start in range(0, len(rows), ROWS_AT_ONCE)]
         return [await self._p.plane.get(partition, rows[part], units[part], columns) for part in parts]

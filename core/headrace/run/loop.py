@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +173,8 @@ class TrainingLoop:
                 model_path=began.model_path,
                 total_steps=phase.steps * phase.batch.mini_batches,
                 temperature=p.job.rollout.temperature,
+                groups=phase.batch.groups,
+                streaming=phase.batch.streaming,
                 mini_batches=phase.batch.mini_batches,
                 micro_batch_tokens=phase.batch.micro_batch_tokens,
             ),
@@ -221,7 +223,7 @@ class TrainingLoop:
 
     async def _batch(self, flow: Flow, began: PhaseRun, step: int) -> None:
         p = self._p
-        lease, reply, waited = await self._trained_batch()
+        lease, reply, waited = await (self._streamed_batch() if began.phase.batch.streaming else self._trained_batch())
         applied = reply.applied > 0 or not reply.skipped
         p.controller.trained(lease, applied=applied)
         p.journal.emit(
@@ -261,9 +263,27 @@ class TrainingLoop:
             lease = await p.controller.take_batch()
             taken, self._unsaved = time.monotonic(), True
             try:
-                return lease, await self._train(lease), taken - waited
+                return lease, await self._train(lease.version, lease.groups), taken - waited
             except LostRowsError:
                 p.controller.batch_lost(lease)
+
+    async def _streamed_batch(self) -> tuple[BatchLease, TrainReply, float]:
+        """:meth:`_trained_batch`, of groups as they come."""
+        p = self._p
+        waited, read = 0.0, set[int]()
+        while True:
+            began, self.awaits = time.monotonic(), "finished groups"
+            lease, last = await p.controller.take_part()
+            waited, self._unsaved = waited + time.monotonic() - began, True
+            unread = [group for group in lease.groups if group not in read]
+            try:
+                reply = await self._train(lease.version, unread, last=last)
+            except LostRowsError:
+                p.controller.batch_lost(lease, unread=unread, whole=last)
+                continue
+            if last:
+                return lease, reply, waited
+            read.update(unread)
 
     async def _publish_next(self, flow: Flow) -> float:
         """Publish the next version when the policy allows it. Returns the seconds spent waiting for that."""
@@ -275,11 +295,12 @@ class TrainingLoop:
         flow.published(self.version)
         return blocked
 
-    async def _train(self, lease: BatchLease) -> TrainReply:
-        self.awaits = f"the trainer to train the batch of version {lease.version}"
+    async def _train(self, version: int, groups: Sequence[int], *, last: bool = True) -> TrainReply:
+        """What training a batch gave; of a part that is not the last, what it gave so far."""
+        self.awaits = f"the trainer to train the batch of version {version}"
         return await self._p.trainer.call(
             "train",
-            self._p.controller.train_call(lease),
+            self._p.controller.rows.train_call(version, groups, last=last),
             reply=TrainReply,
             deadline=TRAIN_DEADLINE,
             awaiting=self.awaits,

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -36,7 +36,6 @@ from headrace.services.messages import (
     Report,
     Scored,
     ScorerLost,
-    TrainCall,
     TrajectoryFinished,
     WorkItem,
     WorkRequest,
@@ -65,6 +64,13 @@ class Tally:
     """Trajectories that failed or could not be scored, by reason."""
 
 
+class Part(NamedTuple):
+    """Groups of the next batch; ``last``: all of it, those that were parts before too."""
+
+    lease: BatchLease
+    last: bool
+
+
 class Controller:
     """Serves nodes; the run's loop drives it."""
 
@@ -88,13 +94,13 @@ class Controller:
         """Reasons of failures that whoever watches has read."""
         self._fleet = fleet
         self._ledger = ledger
-        self.rows: PhaseRows | None = None
-        """Of the phase that runs, in the data plane."""
+        self._rows: PhaseRows | None = None
         self._groups: Groups | None = None
         self._board = WorkBoard()
         self._places: list[tuple[PlaceCall, asyncio.Future[Placement]]] = []
         self._evaluation_done: Callable[[EvaluationDone], None] = lambda done: None
         self._batch: asyncio.Future[BatchLease] | None = None
+        self._part: asyncio.Future[Part] | None = None
         self._publishable: asyncio.Future[None] | None = None
         self._failures = FailureShare(window=EARLY_WINDOW, limit=max_failed_share)
         self._slow: set[str] = set()
@@ -157,9 +163,15 @@ class Controller:
 
     def open_rows(self, flow: Flow, spec: PartitionSpec) -> PhaseRows:
         """The data plane takes rows of ``flow`` from now on, those of an earlier run first."""
-        self.rows = PhaseRows(spec, flow, self)
-        self._ledger.add(self.rows)
-        return self.rows
+        self._rows = PhaseRows(spec, flow, self)
+        self._ledger.add(self._rows)
+        return self._rows
+
+    @property
+    def rows(self) -> PhaseRows:
+        """Of the phase that runs, in the data plane."""
+        assert self._rows is not None, "no phase is running"
+        return self._rows
 
     def begin_phase(self, flow: Flow, plan: GroupPlan) -> None:
         """From now on work comes from ``flow``, whose rows are open."""
@@ -182,25 +194,22 @@ class Controller:
         self.pump()
         return await self._batch
 
-    def train_call(self, lease: BatchLease) -> TrainCall:
-        """Where the trainer finds the rows of a batch."""
-        rows = np.array(lease.rows, dtype=np.int64)
-        return TrainCall(version=lease.version, rows=rows, **self.whereabouts(rows))
+    async def take_part(self) -> Part:
+        """The next training batch piece by piece: groups that are sure to be in it as they come; the last is all of it,
+        as soon as the policy allows."""
+        self._part = asyncio.get_running_loop().create_future()
+        self.pump()
+        return await self._part
 
-    def whereabouts(self, rows: Array) -> dict[str, Any]:
-        """The ``partition`` and ``columns`` of rows that are stored, and ``units``: int16 [rows, columns], which unit
-        has each."""
-        assert self.rows is not None, "no phase is running"
-        spec, ledger = self.rows.spec, self.rows.ledger
-        return {"partition": spec.name, "columns": tuple(spec.columns), "units": ledger.units_of(rows)}
-
-    def batch_lost(self, lease: BatchLease) -> None:
-        """Storage lost rows of a batch before the trainer had read it: its groups are dropped."""
+    def batch_lost(self, lease: BatchLease, *, unread: Collection[int] | None = None, whole: bool = True) -> None:
+        """Storage lost rows of a batch before the trainer had read them: these groups (default: all) are dropped."""
         groups = self._require_groups()
         groups.flow.release(lease.lease)
-        self._emit("batch_released", version=lease.version, groups=lease.groups, rows=lease.rows, reason=STORAGE_LOST)
-        for group in lease.groups:
-            groups.drop(group, STORAGE_LOST)
+        if whole:
+            self._emit(
+                "batch_released", version=lease.version, groups=lease.groups, rows=lease.rows, reason=STORAGE_LOST
+            )
+        groups.lost(lease.groups if unread is None else unread)
         self.pump()
 
     async def publishable(self) -> None:
@@ -214,8 +223,8 @@ class Controller:
         self._free(self._require_groups().flow.trained(lease.lease, applied=applied))
 
     def _free(self, rows: Iterable[int]) -> None:
-        if self.rows is not None:
-            self._ledger.free(self.rows, np.fromiter(rows, dtype=np.int64))
+        if self._rows is not None:
+            self._ledger.free(self._rows, np.fromiter(rows, dtype=np.int64))
 
     # ------------------------------------------------------------ evaluation
 
@@ -290,12 +299,23 @@ class Controller:
     def _go_on(self, flow: Flow) -> None:
         """Let the loop have what it waits for."""
         if self._batch is not None and not self._batch.done():
-            lease = flow.take_batch(now=time.monotonic(), ttl=LEASE_SECONDS)
+            lease = self._take(flow)
             if lease is not None:
-                self._emit("batch_taken", version=lease.version, groups=lease.groups, rows=lease.rows)
                 self._batch.set_result(lease)
+        if self._part is not None and not self._part.done():
+            lease = self._take(flow)
+            if lease is not None:
+                self._part.set_result(Part(lease, last=True))
+            elif (part := flow.take_part(now=time.monotonic(), ttl=LEASE_SECONDS)) is not None:
+                self._part.set_result(Part(part, last=False))
         if self._publishable is not None and not self._publishable.done() and flow.may_publish():
             self._publishable.set_result(None)
+
+    def _take(self, flow: Flow) -> BatchLease | None:
+        lease = flow.take_batch(now=time.monotonic(), ttl=LEASE_SECONDS)
+        if lease is not None:
+            self._emit("batch_taken", version=lease.version, groups=lease.groups, rows=lease.rows)
+        return lease
 
     def _place(self) -> None:
         waiting, self._places = self._places, []

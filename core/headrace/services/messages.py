@@ -150,6 +150,9 @@ class PhaseSetup(Message, frozen=True):
     model_path: str
     total_steps: int
     temperature: float
+    groups: int
+    """Of a training batch."""
+    streaming: bool
     mini_batches: int
     micro_batch_tokens: int
 
@@ -159,6 +162,8 @@ class TrainCall(Message, frozen=True):
     of ``columns``."""
 
     version: int
+    last: bool
+    """False: these are a part of the batch, and others follow."""
     partition: str
     rows: Array
     columns: tuple[str, ...]

@@ -5,7 +5,8 @@ Invariant: a row is kept by a unit only after the flow has counted it, and every
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from headrace.dataplane.partition import ALL_KEPT
 from headrace.errors import ContractError, HeadraceError
 from headrace.flow import Flow, Lease
 from headrace.services.groups import StoredRows
+from headrace.services.messages import TrainCall
 
 _NONE = np.empty(0, dtype=np.int64)
 
@@ -51,6 +53,17 @@ class PhaseRows(PartitionLedger):
     def returning(self, rows: list[int]) -> None:
         """These were stored before, and their values come back now."""
         self._returning.update(rows)
+
+    def whereabouts(self, rows: Array) -> dict[str, Any]:
+        """The ``partition`` and ``columns`` of rows that are stored, and ``units``: int16 [rows, columns], which unit
+        has each."""
+        columns, units = tuple(self.spec.columns), self.ledger.units_of(rows)
+        return {"partition": self.spec.name, "columns": columns, "units": units}
+
+    def train_call(self, version: int, groups: Sequence[int], *, last: bool) -> TrainCall:
+        """Where the trainer finds the rows of groups, which are the batch of ``version`` or the rest of it."""
+        rows = self.ledger.rows_of(np.array(groups, dtype=np.int64))
+        return TrainCall(version=version, last=last, rows=rows, **self.whereabouts(rows))
 
     def note(self, note: Note, unit: int) -> Noted:
         if note.rows is None:

@@ -1,60 +1,35 @@
 """The trainer node: one training engine, its algorithm, and the weights it publishes.
 
-A training batch in order: read its rows from the storage unit → the algorithm's advantages and loss weights →
-proximal and reference log-probs where the loss reads them → mini-batches (one optimiser step each) of
-micro-batches (sums that are scaled once). Invariant: engine calls happen on one thread, one at a time.
+It reads a batch, or what has come of it, from the storage units; :mod:`headrace.services.training_phase` trains it.
+Invariant: engine calls happen on one thread, one at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-import numpy as np
 
-from headrace import clock
 from headrace.contract import (
     Algorithm,
-    Array,
     Batch,
-    Column,
-    LossSpec,
-    Metric,
-    Ragged,
     ScratchModels,
-    Snapshots,
-    StepResult,
     TrainingContext,
     TrainingEngine,
     WeightPublisher,
     WeightTransport,
-    merge_metrics,
-)
-from headrace.contract.columns import (
-    DENOMINATOR,
-    GROUP,
-    LOSS_MASK,
-    PROXIMAL_LOGPROBS,
-    REFERENCE_LOGPROBS,
-    REWARD,
-    TOKENS,
-    VERSION,
 )
 from headrace.dataplane import AsyncPlane
 from headrace.errors import RunError
-from headrace.flow.batching import micro_batches, mini_batches
 from headrace.registry import build, load
-from headrace.services.dumps import dump
 from headrace.services.messages import (
     NodeSpec,
     PeerCall,
     PhaseSetup,
-    Probe,
     PublishCall,
     Published,
     RestoreCall,
@@ -66,11 +41,10 @@ from headrace.services.messages import (
     VersionCall,
 )
 from headrace.services.node import NodeService
+from headrace.services.training_phase import TrainingPhase
 from headrace.wire import rpc
 
 T = TypeVar("T")
-
-REFERENCE = "reference"
 
 
 class TrainerService(NodeService):
@@ -83,7 +57,7 @@ class TrainerService(NodeService):
         self._plane = AsyncPlane(self._setup.ledger, name=spec.id, connect=self.network.client)
         self._publisher: WeightPublisher | None = None
         self._engine: TrainingEngine | None = None
-        self._phase: _Phase | None = None
+        self._phase: TrainingPhase | None = None
 
     async def start(self) -> None:
         transport = build(self._setup.transport)
@@ -101,7 +75,7 @@ class TrainerService(NodeService):
     async def _on_engine_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _running(self) -> _Phase:
+    def _running(self) -> TrainingPhase:
         if self._phase is None:
             raise RunError("the trainer has no phase yet", origin=f"node {self.name}")
         return self._phase
@@ -129,7 +103,7 @@ class TrainerService(NodeService):
         assert isinstance(algorithm, Algorithm)
         assert isinstance(engine, TrainingEngine)
         await self._on_engine_thread(lambda: self._start_engine(engine, setup))
-        phase = _Phase(engine, algorithm, setup, dumps=Path(self._setup.dumps))
+        phase = TrainingPhase(engine, algorithm, setup, dumps=Path(self._setup.dumps))
         await self._on_engine_thread(phase.freeze_reference)
         self._phase = phase
 
@@ -151,10 +125,10 @@ class TrainerService(NodeService):
 
     @rpc
     async def train(self, call: TrainCall) -> TrainReply:
-        """Train one batch."""
+        """Train one batch, or a part of it."""
         phase = self._running()
-        batch = await self._plane.get(call.partition, call.rows, call.units, call.columns)
-        return await self._on_engine_thread(lambda: phase.train(batch, call.version))
+        batch = await self._plane.get(call.partition, call.rows, call.units, call.columns) if len(call.rows) else None
+        return await self._on_engine_thread(lambda: phase.train(batch, call.version, last=call.last))
 
     @rpc
     async def logprobs(self, batch: Batch) -> Batch:
@@ -207,112 +181,3 @@ class TrainerService(NodeService):
                 origin=f"node {self.name}",
                 fix="free disk space, keep fewer with [checkpoint] keep, or put the runs elsewhere with [job] runs",
             ) from error
-
-
-class _Phase:
-    """An engine with the algorithm that feeds it. Methods run on the engine thread."""
-
-    def __init__(self, engine: TrainingEngine, algorithm: Algorithm, setup: PhaseSetup, *, dumps: Path) -> None:
-        self.engine = engine
-        self._dumps = dumps
-        self.setup = setup
-        self._algorithm = algorithm
-        self._needs = algorithm.needs(algorithm.settings)
-        self._loss: LossSpec = algorithm.loss(temperature=setup.temperature)
-
-    def freeze_reference(self) -> None:
-        if self._needs.reference_logprobs:
-            assert isinstance(self.engine, Snapshots)
-            self.engine.snapshot(REFERENCE)
-
-    def score(self, probe: Probe) -> Array:
-        """float32 [T]: log-probs of the probe's tokens, 0 for the first."""
-        known = np.arange(len(probe.tokens)) > 0
-        columns: dict[str, Column] = {
-            TOKENS: Ragged.from_arrays([probe.tokens]),
-            LOSS_MASK: Ragged.from_arrays([known]),
-        }
-        batch = Batch(rows=np.zeros(1, dtype=np.int64), columns=columns)
-        return self.engine.forward(batch, temperature=probe.temperature)["logprobs"][0]
-
-    def train(self, batch: Batch, version: int) -> TrainReply:
-        started = clock.now()
-        staleness, rewards = version - batch.dense(VERSION), batch.dense(REWARD).tolist()
-        prepared = self._algorithm.prepare(batch)
-        batch = batch.with_columns(prepared.columns)
-        trained = np.asarray(prepared.trained, dtype=bool)
-        batch = self._with_policy_logprobs(batch, trained)
-        results: list[StepResult] = []
-        dumped: list[str] = []
-        for number, (part, mask) in enumerate(self._mini_batches(batch, trained)):
-            results.append(self._step(part, mask))
-            if not math.isfinite(results[-1].loss) or not math.isfinite(results[-1].gradient_norm):
-                dumped.append(dump(part, self._dumps, f"version-{version:08d}-step-{number}"))
-        return TrainReply(
-            applied=sum(r.applied for r in results),
-            skipped=sum(not r.applied for r in results),
-            dumped=[path for path in dumped if path],
-            metrics=merge_metrics(
-                [prepared.metrics, _staleness_metrics(staleness), *(_step_metrics(r) for r in results)]
-            ),
-            tokens=sum(int(mask.sum()) for mask, used in zip(batch.ragged(LOSS_MASK), trained, strict=True) if used),
-            rewards=rewards,
-            started=started,
-            finished=clock.now(),
-        )
-
-    def _with_policy_logprobs(self, batch: Batch, trained: np.ndarray) -> Batch:
-        """Proximal and reference log-probs, from before the batch's first step. Rows that are not trained get
-        zeros: no loss ever reads them."""
-        wanted = []
-        if self._needs.proximal_logprobs:
-            wanted.append((PROXIMAL_LOGPROBS, "current"))
-        if self._needs.reference_logprobs:
-            wanted.append((REFERENCE_LOGPROBS, REFERENCE))
-        for column, weights in wanted:
-            tokens = batch.ragged(TOKENS)
-            values = np.zeros(len(tokens.values), dtype=np.float32)
-            for rows in micro_batches(
-                tokens.lengths, token_budget=self.setup.micro_batch_tokens, rows=np.flatnonzero(trained)
-            ):
-                part = batch.take(rows)
-                found = self.engine.forward(part, weights=weights, temperature=self.setup.temperature)
-                for row, logprobs in zip(rows, found["logprobs"], strict=True):
-                    values[tokens.offsets[row] : tokens.offsets[row + 1]] = logprobs
-            batch = batch.with_columns({column: tokens.like(values)})
-        return batch
-
-    def _mini_batches(self, batch: Batch, trained: np.ndarray) -> Iterator[tuple[Batch, np.ndarray]]:
-        for rows in mini_batches(batch.dense(GROUP), count=self.setup.mini_batches):
-            yield batch.take(rows), trained[rows]
-
-    def _step(self, batch: Batch, trained: np.ndarray) -> StepResult:
-        step = self.engine.begin_step(self._loss)
-        lengths = batch.ragged(TOKENS).lengths
-        budget = self.setup.micro_batch_tokens
-        try:
-            for rows in micro_batches(lengths, token_budget=budget, rows=np.flatnonzero(trained)):
-                step.accumulate(batch.take(rows))
-            return step.finish(denominator=float(batch.dense(DENOMINATOR).sum()))
-        except BaseException:  # whatever ended the step, the next one must be able to begin; raised again
-            step.discard()
-            raise
-
-
-def _step_metrics(result: StepResult) -> dict[str, Metric]:
-    """An optimiser step's own numbers beside its loss function's. Non-finite ones are counted, not averaged."""
-    own = {"train/skipped_steps": Metric(total=float(not result.applied), reduction="sum")}
-    if result.applied:
-        own |= {
-            "train/loss": Metric(total=result.loss),
-            "train/gradient_norm": Metric(total=result.gradient_norm),
-            "train/learning_rate": Metric(total=result.learning_rate),
-        }
-    return {**result.metrics, **own}
-
-
-def _staleness_metrics(staleness: np.ndarray) -> dict[str, Metric]:
-    return {
-        "staleness/mean": Metric(total=float(staleness.sum()), count=float(len(staleness))),
-        "staleness/max": Metric(total=float(staleness.max()), reduction="max"),
-    }

@@ -53,7 +53,8 @@ class Endpoint:
             send(frames[-1], _NOBLOCK, copy=len(frames[-1]) < _ZERO_COPY_BYTES)
         except zmq.Again:  # only the first frame can meet this
             return False
-        self._look()
+        finally:  # trying to send, too, may take note of what has arrived, of which the descriptor then says nothing
+            self._look()
         return True
 
     @property

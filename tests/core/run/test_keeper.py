@@ -84,9 +84,7 @@ class Run:
             journal=SimpleNamespace(emit=self.emit),
             measures=SimpleNamespace(restore=lambda **counted: self.measured.update(counted)),
             evaluator=self.evaluator,
-            controller=SimpleNamespace(
-                attempts=self.attempts, whereabouts=self.whereabouts, open_rows=lambda flow, spec: self
-            ),
+            controller=SimpleNamespace(attempts=self.attempts, rows=self, open_rows=lambda flow, spec: self),
         )
         self.parts = parts
         self.keeper = Keeper(parts)

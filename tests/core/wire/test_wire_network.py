@@ -20,7 +20,7 @@ class Service:
 @pytest.mark.parametrize("host", [None, "127.0.0.1"])
 async def test_a_server_is_reached_at_the_address_it_reports(tmp_path: Path, host: str | None) -> None:
     network = Network.create(str(tmp_path), host=host)
-    server = network.server(Service(), "service")
+    server = network.server(Service(), name="service")
     address = await server.start()
     assert not address.endswith(":0")
     client = network.client(address)
@@ -37,7 +37,7 @@ def test_ipc_names_a_socket_in_the_private_directory_and_needs_no_keys(tmp_path:
 
 async def test_another_run_s_keys_open_nothing(tmp_path: Path) -> None:
     ours, theirs = (Network.create(str(tmp_path), host="127.0.0.1") for _ in range(2))
-    server = ours.server(Service(), "service")
+    server = ours.server(Service(), name="service")
     address = await server.start()
     stranger = theirs.client(address)
     with pytest.raises(DeadlineError):

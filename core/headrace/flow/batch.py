@@ -1,0 +1,95 @@
+"""The training batch of the newest version: taken at once, or in parts before it is complete.
+
+Invariant: what is in a part is in the batch, unless the part is released; the policy is asked about the batch as if
+nothing of it had been taken before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from headrace.flow.leases import Lease
+from headrace.flow.ledger import Ledger, batch_lease
+from headrace.flow.records import BatchLease
+from headrace.flow.stages import TRAIN
+
+
+class OpenBatch:
+    """``groups``: of a batch."""
+
+    def __init__(self, ledger: Ledger, *, groups: int) -> None:
+        self._ledger = ledger
+        self._size = groups
+        self._parts: list[Lease] = []
+        self.whole: BatchLease | None = None
+
+    def holds(self, group: int) -> bool:
+        """Whether a group is in it by now."""
+        return any(group in part.groups for part in self._parts)
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything is in it."""
+        return bool(self._parts)
+
+    def ready(self) -> dict[int, int]:
+        """Groups that are ready for it, or in it while it is not whole, by the version of their oldest token."""
+        ready = Counter(self._ledger.ready(TRAIN))
+        if self.whole is None:
+            for part in self._parts:
+                ready.update(self._ledger.oldest(part.groups))
+        return dict(ready)
+
+    def take_part(self, version: int, certain: int, *, deadline: float) -> BatchLease | None:
+        """What is ready of groups that are not newer than ``certain``; None when nothing is."""
+        count = sum(groups for ready, groups in self._ledger.ready(TRAIN).items() if ready <= certain)
+        return self._lease(version, min(count, self._missing), deadline) if count and self._missing else None
+
+    def take(self, version: int, *, deadline: float) -> BatchLease:
+        """All of it: what is missing is ready."""
+        if self._missing:
+            self._lease(version, self._missing, deadline)
+        self.whole = batch_lease(self._parts, version, self._ledger)
+        return self.whole
+
+    @property
+    def _missing(self) -> int:
+        return self._size - sum(len(part.groups) for part in self._parts)
+
+    def _lease(self, version: int, count: int, deadline: float) -> BatchLease:
+        lease = self._ledger.lease(TRAIN, count, deadline=deadline)
+        assert lease is not None, "only what is ready is taken"
+        self._parts.append(lease)
+        return batch_lease([lease], version, self._ledger)
+
+    def release(self, lease: int) -> None:
+        """Give a part back, the last one by the lease of the whole: its groups may be taken again, as the batch of the
+        same version. ValueError when it is not held."""
+        self._ledger.release(lease)
+        self._forget({lease})
+
+    def release_all(self) -> None:
+        """Give all of it back."""
+        for part in list(self._parts):
+            self.release(part.lease)
+
+    def expire(self, now: float) -> tuple[Lease, ...]:
+        """Release the leases whose deadline has come, of other consumers too; returns them."""
+        expired = self._ledger.expire(now)
+        self._forget({lease.lease for lease in expired})
+        return expired
+
+    def _forget(self, leases: set[int]) -> None:
+        kept = [part for part in self._parts if part.lease not in leases]
+        if len(kept) < len(self._parts):
+            self._parts, self.whole = kept, None
+
+    def finish(self, lease: int) -> BatchLease:
+        """The whole, by its lease, is done with. ValueError when it is not held any more."""
+        if self.whole is None or self.whole.lease != lease:
+            raise ValueError(f"lease {lease} is not held: it expired, was released or was acknowledged")
+        done = self.whole
+        for part in self._parts:
+            self._ledger.acknowledge(part.lease)
+        self._parts, self.whole = [], None
+        return done
