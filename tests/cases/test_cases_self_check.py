@@ -43,7 +43,7 @@ def with_prompt(logprobs: np.ndarray) -> np.ndarray:
 def new_fleet(events: list[dict[str, Any]], gap: float) -> Fleet:
     return Fleet(
         emit=lambda kind, **fields: events.append(fields),
-        spawn=lambda work, name: None,
+        spawn=lambda work, name: work.close(),
         connect=lambda address: Node(gap),  # type: ignore[arg-type,return-value]  # calls only
         temperature=1.0,
         tolerance=1e-3,
@@ -99,3 +99,21 @@ async def test_G11_a_later_version_is_probed_with_what_the_model_sampled_and_its
 
 async def test_G11_when_every_instance_is_lost_the_self_check_says_that_nothing_was_checked() -> None:
     assert not await new_fleet([], 0.0).self_check(Node(0.0), 0)  # type: ignore[arg-type]  # calls only
+
+
+async def test_G11_an_instance_that_joins_during_the_self_check_is_checked_too() -> None:
+    events: list[dict[str, Any]] = []
+    fleet = new_fleet(events, 0.0)
+    fleet.published(published(0, logprobs=None))
+    fleet.join("rollout-0", "nowhere", slots=1, live_versions=2)
+    await fleet.load_everywhere(0)
+
+    class Trainer(Node):
+        async def call(self, method: str, request: Any = None, **told: Any) -> Any:
+            if len(fleet) == 1:
+                fleet.join("rollout-1", "elsewhere", slots=1, live_versions=2)
+                await fleet.load_everywhere(0)
+            return await super().call(method, request, **told)
+
+    assert await fleet.self_check(Trainer(0.0), 0)  # type: ignore[arg-type]  # calls only
+    assert [event["instance"] for event in events if "tolerance" in event] == ["rollout-0", "rollout-1"]

@@ -99,7 +99,7 @@ from headrace.testing import FakeStorage
 
 class Altered(FakeStorage):
     def put(self, batch):
-        return super().put(batch.with_columns({"reward": batch.dense("reward") + 0.125}))
+        return super().put(batch.with_columns({"only/reward": batch.dense("only/reward") + 0.125}))
 '''
 
 
@@ -108,3 +108,22 @@ def test_rewards_that_the_trainer_reads_otherwise_than_they_were_reported_fail_t
     done = run(tmp_path, "storage.use='./altered.py:Altered'", "phase.only.steps=2")
     assert done.returncode == 1
     assert audit_run(tmp_path / "run").violated == {"rewards": 2 * 8 * 4}
+
+
+REFUSING = '''"""A storage that keeps nothing."""
+
+from headrace.testing import FakeStorage
+
+
+class Refusing(FakeStorage):
+    def put(self, batch):
+        raise ValueError("this storage keeps nothing")
+'''
+
+
+def test_a_storage_that_refuses_every_row_stops_the_run_in_its_own_words(tmp_path: Path) -> None:
+    (tmp_path / "refusing.py").write_text(REFUSING)
+    done = run(tmp_path, "storage.use='./refusing.py:Refusing'")
+    assert done.returncode == 1
+    assert "this storage keeps nothing" in done.stderr
+    assert audit_run(tmp_path / "run").ok

@@ -103,6 +103,8 @@ class Controller:
         self._part: asyncio.Future[Part] | None = None
         self._publishable: asyncio.Future[None] | None = None
         self._failures = FailureShare(window=EARLY_WINDOW, limit=max_failed_share)
+        self._unkept: set[int] = set()
+        """Groups of which a storage could not keep rows, until their workers say why."""
         self._slow: set[str] = set()
         """Processes whose event loop stood still; each is told of once."""
         fleet.changed = self.pump
@@ -260,6 +262,7 @@ class Controller:
 
     def unkept(self, groups: list[int]) -> None:
         """A storage unit could not keep rows of these groups."""
+        self._unkept.update(groups)
         if self._groups is not None:
             self._groups.lost(groups)
         self.pump()
@@ -361,6 +364,11 @@ class Controller:
                     self._evaluation_done(entry)
 
     def _group_failed(self, entry: GroupFailed) -> None:
+        if self._groups is not None and entry.group in self._unkept:  # it is dropped; here is what its storage said
+            self._unkept.discard(entry.group)
+            size = self._groups.flow.group_size
+            self._count_failures(size, {entry.reason: size}, entry.detail)
+            return
         item = self._board.done(item_key(entry.group, evaluation=False))
         if self._groups is None or item is None or not self._groups.flow.knows(entry.group):
             return

@@ -32,6 +32,8 @@ class Instance:
     live_versions: int
     client: Client
     versions: set[int] = field(default_factory=set)
+    checked: bool = False
+    """Whether it has proved to compute what the trainer computes."""
     loading: int | None = None
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One change of versions at a time."""
@@ -205,15 +207,16 @@ class Fleet:
             self._gained.notify_all()
 
     def _check_probe(self, instance: Instance, version: int, loaded: VersionLoaded) -> None:
-        """What was loaded computes what the trainer computes; logged for an instance's first version, since that shows
-        its engine to be right, and when it does not."""
+        """What was loaded computes what the trainer computes; logged the first time, which shows the instance's
+        engine to be right, and when it does not."""
         published = self._published[version].logprobs
         if loaded.logprobs is None or published is None:
             return
         gap = mean_gap(loaded.logprobs, published)
-        if not instance.versions or not gap <= self._tolerance:
+        if not instance.checked or not gap <= self._tolerance:
             self._tell_gap(instance, version, gap)
         require_agreement(instance.name, version, gap, self._tolerance)
+        instance.checked = True
 
     async def wait_for(self, version: int, *, everywhere: bool) -> None:
         """Returns when an instance, or every one, serves ``version``."""
@@ -242,7 +245,8 @@ class Fleet:
     async def self_check(self, trainer: Client, version: int) -> bool:
         """Every instance must sample with the log-probs that the trainer computes; but one that is lost meanwhile.
         False when all were."""
-        for instance in self.hosting(version):
+        while unchecked := [instance for instance in self.hosting(version) if not instance.checked]:
+            instance = unchecked[0]
             try:
                 sampled = await sample(instance.name, instance.client, trainer, version, self._temperature)
             except WireError:
@@ -252,6 +256,7 @@ class Fleet:
             gap = mean_gap(sampled.instance, sampled.trainer)
             self._tell_gap(instance, version, gap)
             require_agreement(instance.name, version, gap, self._tolerance)
+            instance.checked = True
             if self.probe is None:
                 self.probe = sampled.probe
                 published = self._published[version]
