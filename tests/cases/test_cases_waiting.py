@@ -138,7 +138,8 @@ async def test_H04_a_loop_that_was_blocked_between_two_heartbeats_says_for_how_l
 
 async def test_H04_the_longest_lag_is_measured_and_a_long_one_is_told_once() -> None:
     told: list[str] = []
-    controller = Controller(emit=lambda *_, **__: None, fleet=Desk().fleet, notice=told.append)
+    desk = Desk()
+    controller = Controller(emit=desk.emit, fleet=desk.fleet, ledger=desk.ledger, notice=told.append)
     controller.supervisor = Heard()  # type: ignore[assignment]  # heartbeats only
     for process, lag in [("a.0", 0.1), ("a.0", LAG_ALARM + 1), ("b.0", 0.2), ("a.0", LAG_ALARM + 2), ("b.0", 0.0)]:
         await controller.heartbeat(Heartbeat(node=process, loop_lag=lag))
