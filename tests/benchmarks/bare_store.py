@@ -75,7 +75,7 @@ class BareClient:
         self._socket = zmq.Context.instance().socket(zmq.DEALER)
         if keys:
             self._socket.curve_serverkey = keys[1].encode()
-            self._socket.curve_publickey, self._socket.curve_secretkey = (key.encode() for key in zmq.curve_keypair())
+            self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
         self._socket.connect(address)
 
     def put(self, columns: Mapping[str, Array]) -> None:

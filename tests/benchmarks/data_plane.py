@@ -1,6 +1,6 @@
 """The data plane next to a bare ZeroMQ store, which is the physical limit, and to memcpy.
 
-    python tests/benchmarks/data_plane.py [--json] [--rounds 5] [--units 0] [--tcp] [--curve] [--only single,latency]
+    python tests/benchmarks/data_plane.py [--json] [--rounds 5] [--units 0] [--curve] [--only single,latency]
                                           [--transfer-queue build/transfer-queue/bin/python]
 
 One process serves here, the ledger that is a storage unit too (``--units 2``: and two further units), and one there
@@ -94,12 +94,15 @@ def transposed(rounds: list[dict[str, float]]) -> dict[str, list[float]]:
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     keys = Keys.generate() if options.curve else None
-    tcp = options.tcp or options.curve
-    result: dict[str, Any] = {"rounds": options.rounds, "transport": "tcp" if tcp else "ipc", "curve": options.curve}
+    result: dict[str, Any] = {
+        "rounds": options.rounds,
+        "transport": "tcp" if options.curve else "ipc",
+        "curve": options.curve,
+    }
     with ExitStack() as stack:
         sides: dict[str, Side] = {
-            "ours": stack.enter_context(our_plane(folder, units=options.units, tcp=tcp, keys=keys)),
-            "bare": stack.enter_context(bare_store(folder, tcp=tcp, curve=options.curve)),
+            "ours": stack.enter_context(our_plane(folder, units=options.units, keys=keys)),
+            "bare": stack.enter_context(bare_store(folder, curve=options.curve)),
         }
         if options.transfer_queue:
             sides["transfer_queue"] = stack.enter_context(transfer_queue(options.transfer_queue, folder / "queue"))
@@ -116,7 +119,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         (folder / "shared").mkdir(0o700)
         with (
             tempfile.TemporaryDirectory(dir="/dev/shm") as memory,
-            our_plane(folder / "shared", units=options.units, tcp=tcp, keys=keys, shared=memory) as side,
+            our_plane(folder / "shared", units=options.units, keys=keys, shared=memory) as side,
         ):
             result["shared"] = compare(
                 lambda side: side.rates(load), {"ours": side, "memcpy": Memcpy()}, options.rounds
@@ -141,8 +144,9 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count")
     parser.add_argument("--units", type=int, default=0, help="storage units beside the ledger's own")
-    parser.add_argument("--tcp", action="store_true", help="over tcp, not ipc")
-    parser.add_argument("--curve", action="store_true", help="over tcp, encrypted")
+    parser.add_argument(
+        "--curve", action="store_true", help="over tcp, encrypted: a run does not talk over tcp otherwise"
+    )
     parser.add_argument("--transfer-queue", type=Path, metavar="PYTHON", help="interpreter that has transfer_queue")
     parser.add_argument("--only", type=lambda text: text.split(","), default=names, help=",".join(names))
     options = parser.parse_args()

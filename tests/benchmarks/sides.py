@@ -97,23 +97,23 @@ class Ours:
 
 
 @contextmanager
-def our_plane(folder: Path, *, units: int, tcp: bool, keys: Keys | None, shared: str = "") -> Iterator[Ours]:
+def our_plane(folder: Path, *, units: int, keys: Keys | None, shared: str = "") -> Iterator[Ours]:
     """A ledger that is a storage unit too, and further units in processes of their own. ``shared``: the
     directory of their shared memory, if it is to be shared."""
     spawn = multiprocessing.get_context("spawn")
     reached = spawn.Queue()
 
     def address(name: str) -> str:
-        return "tcp://127.0.0.1:0" if tcp else f"ipc://{folder}/{name}"
+        return "tcp://127.0.0.1:0" if keys else f"ipc://{folder}/{name}"
 
     processes = [spawn.Process(target=run_ledger, args=(address("ledger"), shared, keys, reached), daemon=True)]
     processes[0].start()
-    ledger = reached.get()
+    ledger = reached.get(timeout=60)
     for number in range(units):
         arguments = (address(f"unit-{number}"), shared, ledger, keys, reached)
         processes.append(spawn.Process(target=run_unit, args=arguments, daemon=True))
         processes[-1].start()
-        reached.get()
+        reached.get(timeout=60)
     try:
         yield Ours(ledger, keys)
     finally:
@@ -143,9 +143,9 @@ class Bare:
 
 
 @contextmanager
-def bare_store(folder: Path, *, tcp: bool, curve: bool) -> Iterator[Bare]:
+def bare_store(folder: Path, *, curve: bool) -> Iterator[Bare]:
     """A store in a process of its own."""
-    address = "tcp://127.0.0.1:*" if tcp else f"ipc://{folder}/bare"
+    address = "tcp://127.0.0.1:*" if curve else f"ipc://{folder}/bare"
     public, secret = (key.decode() for key in zmq.curve_keypair())
     keys = [secret, public] if curve else []
     script = Path(__file__).with_name("bare_store.py")
