@@ -26,14 +26,16 @@ from pathlib import Path
 LOG_BYTES = 4 << 20
 """A log that has reached this size takes no more output of scoring workers."""
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _FULL = b"\n[the log is full: further output of scoring workers is dropped]\n"
 
 
 def main(socket_fd: int) -> int:
     """Fork the scorer and guard it. Standard input is the lifeline, standard error the log. Returns its exit code."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        prctl = ctypes.CDLL(None).prctl
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)  # a guard that is stopped would not see its lifeline close
     wake = _wake_on_child_end()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     reading, writing = os.pipe()

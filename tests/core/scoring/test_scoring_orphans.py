@@ -125,3 +125,17 @@ def test_a_pools_death_by_any_signal_ends_its_workers_and_all_they_started(
         assert process.wait(60) != 0
     assert len(pids) == 5
     assert all(ends(pid) for pid in pids)
+
+
+def test_a_pools_death_ends_a_worker_that_is_stopped_and_all_it_started(
+    spawned: Callable[[], list[int]], tmp_path: Path, ends: Ends, scripted: dict[str, str]
+) -> None:
+    command = [sys.executable, "-c", POOL_PROCESS, str(tmp_path), SPAWN + "while True: pass"]
+    with subprocess.Popen(command, env=scripted, stderr=subprocess.DEVNULL) as process:
+        pids = spawned()
+        guard = pids[1]
+        os.kill(guard, signal.SIGSTOP)
+        process.kill()
+        process.wait(60)
+    assert len(pids) == 5
+    assert all(ends(pid) for pid in pids)
