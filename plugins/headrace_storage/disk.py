@@ -17,7 +17,7 @@ import numpy as np
 
 from headrace.contract import Array, Batch, Column, Storage, StorageStats
 from headrace.errors import ConfigError, RunError
-from headrace_storage.directory import OwnDirectory
+from headrace.wire import OwnDirectory
 from headrace_storage.index import Forgotten, Index, assemble, bounds, raw, runs
 from headrace_storage.segments import FileSegment, MemorySegment, Segment
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.contract import Array, Batch, Column, Ragged, StorageStats
 from headrace.errors import ContractError
-from headrace_storage.columns import Kind, check, kind_of, say
+from headrace_storage.columns import Kind, check, kind_of, nbytes_of, say
 
 P = TypeVar("P")
 """What holds the bytes."""
@@ -117,11 +117,6 @@ def entry_nbytes(kind: Kind) -> int:
     """Of one value, or of one entry of a ragged column."""
     _, dtype, shape = kind
     return int(dtype.itemsize * prod(shape))
-
-
-def nbytes_of(column: Column) -> int:
-    """Of all rows."""
-    return int(column.values.nbytes if isinstance(column, Ragged) else column.nbytes)
 
 
 def bounds(column: Column) -> list[int]:

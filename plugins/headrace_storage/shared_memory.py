@@ -17,8 +17,9 @@ import numpy as np
 
 from headrace.contract import Array, Batch, Column, Placed, Region, SharedMemory, Storage, StorageStats
 from headrace.errors import ConfigError, ContractError, RunError
-from headrace_storage.directory import OwnDirectory, unlocked
-from headrace_storage.index import Forgotten, Index, assemble, bounds, lengths, nbytes_of, raw, runs
+from headrace.wire import OwnDirectory, unlocked
+from headrace_storage.columns import nbytes_of
+from headrace_storage.index import Forgotten, Index, assemble, bounds, lengths, raw, runs
 from headrace_storage.pool import ALIGNMENT, Pool, Segment
 
 _LEAVES_ALONE = 512

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import sys
+import tempfile
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -17,7 +18,6 @@ from headrace.run.directory import RunDirectory
 from headrace.run.plans import capacity, self_check_tolerance
 from headrace.run.recovery import Recovery
 from headrace.run.seeds import derive_seed
-from headrace.run.sockets import SocketDirectory
 from headrace.run.tasks import TasksIdentity, identify
 from headrace.services.controller import Controller
 from headrace.services.fleet import Fleet
@@ -25,7 +25,7 @@ from headrace.services.messages import RolloutSetup, ScratchModel, TrainerSetup,
 from headrace.services.storage import StorageSetup
 from headrace.services.supervisor import NodePlan, Supervisor
 from headrace.services.workers import Workers
-from headrace.wire import Client, Network
+from headrace.wire import Client, Network, OwnDirectory
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class Cluster:
         self._job = job
         self._directory = directory
         self._emit = emit
-        self._sockets = SocketDirectory()
+        self._sockets = OwnDirectory(tempfile.gettempdir(), "headrace-")
         self._background: set[asyncio.Task[None]] = set()
         self._clients: list[Client | AsyncPlane] = []
         host = job.network.host if job.network.transport == "tcp" else None

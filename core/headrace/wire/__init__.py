@@ -16,6 +16,7 @@ from headrace.wire.keys import Keys
 from headrace.wire.limits import DEFAULT_LIMITS, Limits
 from headrace.wire.methods import rpc
 from headrace.wire.network import Network
+from headrace.wire.own_directory import OwnDirectory, unlocked
 from headrace.wire.refusal import RefusedError
 from headrace.wire.server import Server
 from headrace.wire.sockets import bind_socket, bound_address, close_context, connect_socket, open_context
@@ -28,6 +29,7 @@ __all__ = [
     "Keys",
     "Limits",
     "Network",
+    "OwnDirectory",
     "RefusedError",
     "Sent",
     "Server",
@@ -45,4 +47,5 @@ __all__ = [
     "tcp_address",
     "tensor_checksum",
     "tensor_info",
+    "unlocked",
 ]

@@ -1,4 +1,4 @@
-"""Where a run's sockets are, and what becomes of those of killed runs."""
+"""A process's own directory, where a run's sockets are, and what becomes of those of killed processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.run.sockets import SocketDirectory
+from headrace.wire import OwnDirectory
 
 
 @pytest.fixture(autouse=True)
@@ -19,8 +19,12 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def own_directory() -> OwnDirectory:
+    return OwnDirectory(tempfile.gettempdir(), "headrace-")
+
+
 def test_it_is_private_and_gone_after_the_run(temporary: Path) -> None:
-    directory = SocketDirectory()
+    directory = own_directory()
     assert Path(directory.path).stat().st_mode & 0o777 == 0o700
     directory.close()
     directory.close()
@@ -30,8 +34,8 @@ def test_it_is_private_and_gone_after_the_run(temporary: Path) -> None:
 def test_that_of_a_killed_run_is_removed_by_the_next_and_that_of_a_living_one_is_not(temporary: Path) -> None:
     script = (
         f"import tempfile; tempfile.tempdir = {str(temporary)!r}\n"
-        "from headrace.run.sockets import SocketDirectory\n"
-        "directory = SocketDirectory(); print(directory.path, flush=True); input()"
+        "from headrace.wire import OwnDirectory\n"
+        "directory = OwnDirectory(tempfile.gettempdir(), 'headrace-'); print(directory.path, flush=True); input()"
     )
     paths = []
     with subprocess.Popen(
@@ -39,15 +43,15 @@ def test_that_of_a_killed_run_is_removed_by_the_next_and_that_of_a_living_one_is
     ) as other:
         assert other.stdout is not None
         paths.append(Path(other.stdout.readline().strip()))
-        SocketDirectory().close()
+        own_directory().close()
         assert paths[0].exists(), "its run lives"
         other.send_signal(signal.SIGKILL)
     assert paths[0].exists()
-    SocketDirectory().close()
+    own_directory().close()
     assert not paths[0].exists()
 
 
 def test_a_directory_without_a_lock_is_nobody_s_to_remove(temporary: Path) -> None:
     (temporary / "headrace-notes").mkdir()
-    SocketDirectory().close()
+    own_directory().close()
     assert (temporary / "headrace-notes").exists()

@@ -1,4 +1,4 @@
-"""A directory that a storage has for itself as long as it lives, and that the next one removes when it was killed."""
+"""A directory that a process has for itself as long as it lives, and that the next one removes when it was killed."""
 
 from __future__ import annotations
 
