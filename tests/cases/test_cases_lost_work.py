@@ -39,7 +39,7 @@ async def test_H01_a_group_whose_sample_never_finishes_is_replaced_and_its_promp
     (dropped,) = desk.told("group_dropped")
     assert dropped["reason"] == "DeadlineError"
     assert desk.controller.tally.failed == {"DeadlineError": 4}, "two members, two tries"
-    assert (await batch).groups == (1,), "the run goes on without the group"
+    assert (await batch).lease.groups == (1,), "the run goes on without the group"
 
 
 # ---------------------------------------------------------------- H02, H05
@@ -142,7 +142,7 @@ async def test_H05_an_instance_killed_in_the_middle_of_a_batch_leaves_the_batch_
     assert "rollout-0" not in desk.flow.hosting(0)
     for item in items:
         await desk.say("w.0", *played(item))
-    assert (await batch).groups == (0, 1)
+    assert (await batch).lease.groups == (0, 1)
     assert {e["reason"] for e in desk.told("trajectory_failed")} == {"instance_lost"}
     assert not desk.told("group_dropped")
     with pytest.raises(WireError):

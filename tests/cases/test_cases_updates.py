@@ -204,7 +204,7 @@ async def test_G04_an_instance_that_dies_in_an_update_is_left_behind_and_the_oth
     item = await desk.work("w.0")
     assert item is not None
     await desk.say("w.0", *played(item))
-    desk.flow.trained((await batch).lease)
+    desk.flow.trained((await batch).lease.lease)
     desk.fleet.published(published(1))
     desk.flow.published(1)
     desk.fleet.sync()

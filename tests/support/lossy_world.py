@@ -17,11 +17,11 @@ from headrace.contract import StalenessPolicy
 from headrace.dataplane import LedgerService, Note
 from headrace.dataplane.messages import Join, Notes
 from headrace.errors import HeadraceError, RunError
-from headrace.flow import BatchLease, Flow
+from headrace.flow import Flow
 from headrace.observe.events import EventLog
 from headrace.run.columns import flow_columns, phase_partition
 from headrace.run.recovery import Recovery
-from headrace.services.controller import Controller
+from headrace.services.controller import Controller, Part
 from headrace.services.fleet import Fleet
 from headrace.services.messages import PlaceCall, Report, WorkRequest, node_id
 from headrace.services.workers import Workers
@@ -62,7 +62,7 @@ class World:
         self._live_versions = {f"rollout-{n}": live for n, live in enumerate(live_versions)}
         self._workers = [f"environment-{n}" for n in range(workers)]
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._batch: asyncio.Task[BatchLease] | None = None
+        self._batch: asyncio.Task[Part] | None = None
         self._read = False
         self._leave: asyncio.Task[None] | None = None
         self.fleet = Fleet(
@@ -327,16 +327,17 @@ class World:
 
     def _read_rows(self) -> None:
         assert self._batch is not None
-        lease = self._batch.result()
+        part = self._batch.result()
+        lease = part.lease
         if self.rows.issuperset(lease.rows):
             self._read = True
         else:
             self._batch = None
-            self.controller.batch_lost(lease)
+            self.controller.batch_lost(part, lease.groups)
 
     def _train(self) -> None:
         assert self._batch is not None
-        lease, self._batch, self._read = self._batch.result(), None, False
+        lease, self._batch, self._read = self._batch.result().lease, None, False
         self.controller.trained(lease, applied=True)
         self.emit(
             "batch_trained",

@@ -223,7 +223,7 @@ class TrainingLoop:
 
     async def _batch(self, flow: Flow, began: PhaseRun, step: int) -> None:
         p = self._p
-        lease, reply, waited = await (self._streamed_batch() if began.phase.batch.streaming else self._trained_batch())
+        lease, reply, waited = await self._trained_batch(streaming=began.phase.batch.streaming)
         applied = reply.applied > 0 or not reply.skipped
         p.controller.trained(lease, applied=applied)
         p.journal.emit(
@@ -253,35 +253,23 @@ class TrainingLoop:
             await self._keeper.write(state)
             self._unsaved = False
 
-    async def _trained_batch(self) -> tuple[BatchLease, TrainReply, float]:
-        """The next batch, what training it gave, and the seconds waited for it. A batch whose rows storage lost is
-        followed by another."""
-        p = self._p
-        waited = time.monotonic()
-        while True:
-            self.awaits = "whole groups for this batch"
-            lease = await p.controller.take_batch()
-            taken, self._unsaved = time.monotonic(), True
-            try:
-                return lease, await self._train(lease.version, lease.groups), taken - waited
-            except LostRowsError:
-                p.controller.batch_lost(lease)
-
-    async def _streamed_batch(self) -> tuple[BatchLease, TrainReply, float]:
-        """:meth:`_trained_batch`, of groups as they come."""
+    async def _trained_batch(self, *, streaming: bool) -> tuple[BatchLease, TrainReply, float]:
+        """The next batch, what training it gave, and the seconds waited for it; ``streaming``: of groups as they come.
+        What storage lost of it before the trainer had read it is followed by other groups."""
         p = self._p
         waited, read = 0.0, set[int]()
         while True:
-            began, self.awaits = time.monotonic(), "finished groups"
-            lease, last = await p.controller.take_part()
+            began, self.awaits = time.monotonic(), "whole groups for this batch"
+            part = await p.controller.take_batch(in_parts=streaming)
             waited, self._unsaved = waited + time.monotonic() - began, True
+            lease = part.lease
             unread = [group for group in lease.groups if group not in read]
             try:
-                reply = await self._train(lease.version, unread, last=last)
+                reply = await self._train(lease.version, unread, last=part.last)
             except LostRowsError:
-                p.controller.batch_lost(lease, unread=unread, whole=last)
+                p.controller.batch_lost(part, unread)
                 continue
-            if last:
+            if part.last:
                 return lease, reply, waited
             read.update(unread)
 
@@ -295,7 +283,7 @@ class TrainingLoop:
         flow.published(self.version)
         return blocked
 
-    async def _train(self, version: int, groups: Sequence[int], *, last: bool = True) -> TrainReply:
+    async def _train(self, version: int, groups: Sequence[int], *, last: bool) -> TrainReply:
         """What training a batch gave; of a part that is not the last, what it gave so far."""
         self.awaits = f"the trainer to train the batch of version {version}"
         return await self._p.trainer.call(

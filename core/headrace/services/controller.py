@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -99,8 +99,8 @@ class Controller:
         self._board = WorkBoard()
         self._places: list[tuple[PlaceCall, asyncio.Future[Placement]]] = []
         self._evaluation_done: Callable[[EvaluationDone], None] = lambda done: None
-        self._batch: asyncio.Future[BatchLease] | None = None
-        self._part: asyncio.Future[Part] | None = None
+        self._batch: asyncio.Future[Part] | None = None
+        self._in_parts = False
         self._publishable: asyncio.Future[None] | None = None
         self._failures = FailureShare(window=EARLY_WINDOW, limit=max_failed_share)
         self._unkept: set[int] = set()
@@ -190,28 +190,22 @@ class Controller:
         self._board.forget(item_key(group, evaluation=False) for group in dropped)
         return dropped
 
-    async def take_batch(self) -> BatchLease:
-        """The next training batch, as soon as the policy allows it."""
-        self._batch = asyncio.get_running_loop().create_future()
+    async def take_batch(self, *, in_parts: bool = False) -> Part:
+        """The next training batch, as soon as the policy allows it; ``in_parts``: before that, groups that are sure to
+        be in it, as they come."""
+        self._batch, self._in_parts = asyncio.get_running_loop().create_future(), in_parts
         self.pump()
         return await self._batch
 
-    async def take_part(self) -> Part:
-        """The next training batch piece by piece: groups that are sure to be in it as they come; the last is all of it,
-        as soon as the policy allows."""
-        self._part = asyncio.get_running_loop().create_future()
-        self.pump()
-        return await self._part
-
-    def batch_lost(self, lease: BatchLease, *, unread: Collection[int] | None = None, whole: bool = True) -> None:
-        """Storage lost rows of a batch before the trainer had read them: these groups (default: all) are dropped."""
-        groups = self._require_groups()
+    def batch_lost(self, part: Part, unread: Sequence[int]) -> None:
+        """Storage lost rows of groups that the trainer has not read: these are dropped."""
+        groups, lease = self._require_groups(), part.lease
         groups.flow.release(lease.lease)
-        if whole:
+        if part.last:
             self._emit(
                 "batch_released", version=lease.version, groups=lease.groups, rows=lease.rows, reason=STORAGE_LOST
             )
-        groups.lost(lease.groups if unread is None else unread)
+        groups.lost(unread)
         self.pump()
 
     async def publishable(self) -> None:
@@ -301,24 +295,19 @@ class Controller:
 
     def _go_on(self, flow: Flow) -> None:
         """Let the loop have what it waits for."""
-        if self._batch is not None and not self._batch.done():
-            lease = self._take(flow)
-            if lease is not None:
-                self._batch.set_result(lease)
-        if self._part is not None and not self._part.done():
-            lease = self._take(flow)
-            if lease is not None:
-                self._part.set_result(Part(lease, last=True))
-            elif (part := flow.take_part(now=time.monotonic(), ttl=LEASE_SECONDS)) is not None:
-                self._part.set_result(Part(part, last=False))
+        if self._batch is not None and not self._batch.done() and (part := self._take(flow)) is not None:
+            self._batch.set_result(part)
         if self._publishable is not None and not self._publishable.done() and flow.may_publish():
             self._publishable.set_result(None)
 
-    def _take(self, flow: Flow) -> BatchLease | None:
-        lease = flow.take_batch(now=time.monotonic(), ttl=LEASE_SECONDS)
+    def _take(self, flow: Flow) -> Part | None:
+        now = time.monotonic()
+        lease = flow.take_batch(now=now, ttl=LEASE_SECONDS)
         if lease is not None:
             self._emit("batch_taken", version=lease.version, groups=lease.groups, rows=lease.rows)
-        return lease
+            return Part(lease, last=True)
+        part = flow.take_part(now=now, ttl=LEASE_SECONDS) if self._in_parts else None
+        return None if part is None else Part(part, last=False)
 
     def _place(self) -> None:
         waiting, self._places = self._places, []

@@ -258,15 +258,15 @@ async def test_rows_of_a_worker_that_was_given_up_are_refused_and_those_of_the_n
 async def test_a_batch_whose_rows_were_lost_is_released_dropped_and_followed_by_another() -> None:
     desk = await Desk().begin()
     await desk.say("w.0", *played(await given(desk)))
-    lease = await desk.controller.take_batch()
+    part = await desk.controller.take_batch()
     desk.ledger.lose("storage-0.0")
     assert desk.told("group_dropped") == []  # the trainer may have read it
-    desk.controller.batch_lost(lease)
+    desk.controller.batch_lost(part, part.lease.groups)
     assert [kind for kind, _ in desk.events[-2:]] == ["batch_released", "group_dropped"]
     item = await given(desk)
     await desk.say("w.0", *played(item)[:-1])
     desk.note(stored(item), unit=2)
-    assert (await desk.controller.take_batch()).groups != lease.groups
+    assert (await desk.controller.take_batch()).lease.groups != part.lease.groups
 
 
 # ---------------------------------------------------------------- the end of a phase
