@@ -204,7 +204,7 @@ class PartitionLedger:
     def give_up(self, groups: Array, *, new: bool) -> Array:
         """Groups that a unit could not keep. Returns those to be freed now. Producers are told, but not of ``new``
         groups: their put fails."""
-        gone = np.concatenate(self.ledger.give_up(groups))
+        gone = self.ledger.give_up(groups)
         if not new:
             self._name_lost(gone.tolist())
         return self._unread(gone)
@@ -257,9 +257,7 @@ class PartitionLedger:
         rows = ledger.rows_of(lease.groups)
         table = np.empty((3, len(rows)), dtype=np.int64)
         table[0], table[1] = rows, ledger.tokens_of(rows)
-        table[2] = (
-            np.repeat(ledger.attempts(lease), ledger.group_size) if ledger.group_size > 1 else ledger.attempts(lease)
-        )
+        table[2] = np.repeat(ledger.attempts(lease), ledger.group_size)
         units = ledger.units_of(rows)[:, self._reads[call.consumer]]
         unit = int(units[0, 0])
         if (units == unit).all():

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-import numpy as np
-
 from headrace.contract import Array, Batch, Column, StorageStats
+from headrace.dataplane.gathering import join, parts
 from headrace.dataplane.messages import (
     Described,
     Fetch,
@@ -244,22 +243,13 @@ class Partition:
             raise LostRowsError("a storage unit is gone, and the rows that it kept") from error
 
     def _gather(self, rows: Array, columns: tuple[str, ...], units: Array, deadline: float) -> Batch:
-        """From several units at once: for each column, the rows that each unit has of it."""
-        parts = []
-        for place, column in enumerate(columns):
-            for unit in np.unique(units[:, place]).tolist():
-                at = np.flatnonzero(units[:, place] == unit)
-                parts.append((column, at, unit, self._ask(unit, rows[at], (column,), deadline)))
-        found: dict[str, list[tuple[Array, Batch]]] = {column: [] for column in columns}
-        for column, at, unit, reading in parts:
-            with self._noticing(unit):
-                found[column].append((at, reading.batch()))
-        joined: dict[str, Column] = {}
-        for column, pieces in found.items():
-            order = np.argsort(np.concatenate([at for at, _ in pieces]))
-            whole = Batch.concatenate([piece for _, piece in pieces])
-            joined[column] = whole.take(order).columns[column]
-        return Batch(rows=rows, columns=joined)
+        """From several units at once."""
+        asked = [(part, self._ask(part.unit, rows[part.at], part.columns, deadline)) for part in parts(units, columns)]
+        found = []
+        for part, reading in asked:
+            with self._noticing(part.unit):
+                found.append((part, reading.batch()))
+        return join(rows, columns, found)
 
     def acknowledge(self, held: Rows, *, deadline: float = DEADLINE) -> None:
         """The consumer is done with the rows. RunError when the lease ended before: others have, or get, them."""

@@ -141,7 +141,7 @@ class UnitService:
     async def _learn_later(self, put: Put, region: Region | None, described: asyncio.Future[Described]) -> Noted:
         try:
             self._schemas[put.partition] = Schema((await described).spec)
-        except BaseException:  # raised again
+        except BaseException:  # cancelled too: nobody else gives the region back; raised again
             self._discard(region)
             raise
         answer: Noted = await self._take(put, region)

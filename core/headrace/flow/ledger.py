@@ -81,18 +81,14 @@ class Ledger(GroupTable):
 
     def lose(self, unit: int) -> Array:
         """A storage unit is gone: the groups :meth:`at_unit` leave; returns them."""
-        lost = self.at_unit(unit)
-        for group in lost.tolist():
-            self._discard(group)
-        return lost
+        return self.give_up(self.at_unit(unit))
 
-    def give_up(self, groups: Array) -> tuple[Array, Array]:
-        """Those of ``groups`` that are open leave, those on lease too; returns both kinds, these apart."""
+    def give_up(self, groups: Array) -> Array:
+        """Those of ``groups`` that are open leave, those on lease too; returns them."""
         present = self._present(groups)
-        leased = (self._column_of("state", present) == _LEASED).any(axis=1)
         for group in present.tolist():
             self._discard(group)
-        return present[~leased], present[leased]
+        return present
 
     # ------------------------------------------------------------ an earlier run
 
