@@ -191,18 +191,19 @@ class TrainingPhase:
             opened.parts.append(batch)
             opened.groups += len(np.unique(batch.dense(GROUP)))
             opened.denominator += float(batch.dense(DENOMINATOR).sum())
-            if not self.setup.streaming or not self._missing:
-                self._finish(opened)
+            if self.setup.streaming and self._missing:
+                return
+            result = opened.step.finish(denominator=opened.denominator)
         except BaseException:  # whatever ended the step, the next one must be able to begin; raised again
             opened.step.discard()
             self._open = None
             raise
+        self._open = None
+        self._record(opened, result)
 
-    def _finish(self, opened: _Open) -> None:
+    def _record(self, opened: _Open, result: StepResult) -> None:
         assert self._trained is not None
         known = self._trained
-        result = opened.step.finish(denominator=opened.denominator)
-        self._open = None
         if not math.isfinite(result.loss) or not math.isfinite(result.gradient_norm):
             name = f"version-{known.version:08d}-step-{len(known.results)}"
             known.dumped.append(dump(Batch.concatenate(opened.parts), self._dumps, name))
