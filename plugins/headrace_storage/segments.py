@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import repeat
 
@@ -11,7 +12,7 @@ import numpy as np
 from headrace.contract import Array
 
 
-class Segment:
+class Segment(ABC):
     """Bytes of many values. ``keys``: (column, row) of those that live in it; ``live``: their bytes; ``size``: of all
     that was ever appended."""
 
@@ -20,13 +21,13 @@ class Segment:
         self.live = 0
         self.size = 0
 
+    @abstractmethod
     def read(self, start: int, into: Array) -> None:
         """Fill ``into`` (uint8) with the bytes from ``start`` on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def remove(self) -> None:
         """Nobody needs it any more."""
-        raise NotImplementedError
 
     def enter(self, name: str, rows: Sequence[int], nbytes: int) -> None:
         """Values of these rows live here, of ``nbytes`` together."""

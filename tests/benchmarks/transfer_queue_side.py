@@ -97,7 +97,7 @@ def taker(client: Any, partition: str, data: TensorDict) -> Callable[[], TensorD
             )
             if meta.size:
                 return client.get_data(meta)
-            time.sleep(POLL_SECONDS)
+            time.sleep(POLL_SECONDS)  # its API has no other way to wait
 
     return take
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
 
 from headrace.contract import FlowView
 from headrace.errors import StalenessError
-from headrace.flow import BatchLease, Flow
+from headrace.flow import BatchLease, Flow, FlowColumns
+from headrace.flow.group_table import DUPLICATE, UNKNOWN
 from headrace_staleness.multi_version import MultiVersion
 
 
@@ -227,3 +229,19 @@ def test_a_policy_that_lets_too_old_rows_through_is_caught() -> None:
     with pytest.raises(StalenessError, match="staleness 2 is outside 0 … 1") as caught:
         take(flow)
     assert caught.value.origin == "staleness policy _Careless"
+
+
+def test_a_group_is_in_flight_until_its_last_column_is_there_and_only_then_ready() -> None:
+    columns = FlowColumns(all=("tokens", "reference"), first=("tokens",), consumers={"train": ("tokens", "reference")})
+    policy = MultiVersion(MultiVersion.Settings(max_staleness=1))
+    flow = Flow(policy=policy, batch_groups=1, group_size=2, columns=columns)
+    flow.join("a", slots=100, live_versions=2, versions=(0,))
+    store(flow, start(flow))
+    assert (flow.view().in_flight, flow.view().ready) == ({0: 1}, {})
+    assert (flow.counts().in_flight, flow.counts().buffered) == (0, 2)
+    rows, nbytes = np.array([0, 1, 7]), np.array([4, 4, 4])
+    assert flow.added(rows[:1], ("reference",), nbytes=nbytes[:1], unit=1).tolist() == [0]
+    assert flow.take_batch(now=0.0, ttl=1.0) is None
+    assert flow.added(rows, ("reference",), nbytes=nbytes, unit=1).tolist() == [DUPLICATE, 0, UNKNOWN]
+    assert (flow.view().in_flight, flow.view().ready) == ({}, {0: 1})
+    assert take(flow).groups == (0,)
