@@ -116,6 +116,7 @@ class Desk:
         self,
         *,
         instances: int = 2,
+        live_versions: int = 2,
         group_size: int = 2,
         batch_groups: int = 1,
         max_attempts: int = 3,
@@ -139,13 +140,13 @@ class Desk:
             group_size=group_size,
             columns=flow_columns(),
         )
-        self._instances, self._plan = instances, plan(**planned)
+        self._instances, self._live_versions, self._plan = instances, live_versions, plan(**planned)
 
     async def begin(self) -> Desk:
         """Instances join, load version 0, and the phase begins."""
         self.fleet.published(published(0))
         for number in range(self._instances):
-            self.join(f"rollout-{number}")
+            self.join(f"rollout-{number}", live_versions=self._live_versions)
         loading = asyncio.ensure_future(self.fleet.load_everywhere(0))
         await turns()
         for number in range(self._instances):

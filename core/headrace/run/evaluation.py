@@ -32,6 +32,7 @@ class _Round:
 
     version: int
     done: asyncio.Future[dict[str, float | None]]
+    finished: Callable[[], None]
     started: float
     open_items: set[int]
     samples: dict[bool, list[EvaluationSample]] = field(default_factory=dict)
@@ -76,16 +77,17 @@ class Evaluator:
         self.lockstep = plan.lockstep
 
     def begin(self, version: int, *, finished: Callable[[], None]) -> asyncio.Future[dict[str, float | None]]:
-        """Start evaluating ``version``, which instances must be serving; ``finished`` releases its pin."""
+        """Start evaluating ``version``, which instances must be serving; ``finished`` releases its pin, within the very
+        report that ends the evaluation: what the controller does after it sees the version free."""
         instances = self._fleet.hosting(version)
         items = self._work_items(version, instances)
         current = _Round(
             version=version,
             done=asyncio.get_running_loop().create_future(),
+            finished=finished,
             started=clock.now(),
             open_items={item.group for item in items},
         )
-        current.done.add_done_callback(lambda _: finished())
         self._rounds[version] = current
         self._round_of_item |= {item.group: current for item in items}
         self._emit("evaluation_started", version=version)
@@ -162,6 +164,7 @@ class Evaluator:
             finished=clock.now(),
         )
         self.results[current.version] = result
+        current.finished()
         if not current.done.done():  # whoever waited for it may have been cancelled
             current.done.set_result(result)
 
