@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from time import monotonic
 
@@ -96,8 +97,10 @@ class Units:
         return self._lose(silent, "is silent")
 
     def _lose(self, numbers: list[int], why: str) -> list[int]:
+        """``why``: "" when whoever gives them up says it."""
         for number in numbers:
-            log.error("the storage unit at %s %s: its rows are lost", self._addresses[number - 1], why)
+            if why:
+                log.error("the storage unit at %s %s: its rows are lost", self._addresses[number - 1], why)
             self._seen[number - 1] = GONE
             self._freed.pop(number, None)
         return numbers
@@ -105,7 +108,7 @@ class Units:
     def lose(self, address: str) -> list[int]:
         """Give up the unit at ``address``; returns its number, or nothing when that was known."""
         there = [number for number, known in enumerate(self.addresses(), 1) if known == address]
-        return self._lose(there, "is gone")
+        return self._lose(there, "")
 
     def free(self, rows: Array, units: Array) -> None:
         """Have rows deleted, once for everything that leaves in one turn of the loop. ``units``: int16 [rows, columns],
@@ -120,15 +123,17 @@ class Units:
             if self._seen[unit - 1] != GONE:
                 answer = self._links[unit - 1].delete(np.concatenate(rows))
                 if answer is not None:
-                    answer.add_done_callback(_told)
+                    answer.add_done_callback(partial(self._told, unit))
         self._freed.clear()
 
+    def _told(self, unit: int, call: asyncio.Future[None]) -> None:
+        """What a unit that is gone was to delete went with it."""
+        if self._seen[unit - 1] != GONE and not call.cancelled() and (error := call.exception()):
+            log.warning("rows stay in a storage unit until it ends: %s", error)
+
     async def close(self) -> None:
+        """Give up every unit, and what they were still asked."""
+        self._seen = [GONE] * len(self._seen)
         for link in self._links:
             if isinstance(link, RemoteUnit):
                 await link.close()
-
-
-def _told(call: asyncio.Future[None]) -> None:
-    if not call.cancelled() and (error := call.exception()):
-        log.warning("rows stay in a storage unit until it ends: %s", error)
