@@ -292,7 +292,7 @@ class LedgerService:
     def _look(self) -> None:
         self._timer = None
         now = monotonic()
-        self._lose(self._units.lose_silent(now))
+        self._lose(self._units.lose_silent(WATCH_SECONDS))
         for partition in self._partitions.values():
             expired = partition.expire(now)
             for lease in expired:

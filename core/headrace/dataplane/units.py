@@ -1,4 +1,8 @@
-"""The storage units as the ledger knows them: where they are, whether they live, and what they are to delete."""
+"""The storage units as the ledger knows them: where they are, whether they live, and what they are to delete.
+
+Silence is counted in the looks of :meth:`Units.lose_silent`, not by a clock: while the ledger's process itself was
+stopped it could hear nobody.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from math import inf
-from time import monotonic
 
 import numpy as np
 
@@ -21,7 +24,8 @@ log = logging.getLogger(__name__)
 
 SILENT_SECONDS = 5.0
 """A storage unit that was not heard of for this long is gone."""
-GONE = -1.0
+_GONE = inf
+"""Silence of one that was given up."""
 
 
 class Units:
@@ -32,32 +36,32 @@ class Units:
         self._addresses: list[str] = []
         self._processes: list[str] = []
         self._links: list[UnitLink] = []
-        self._seen: list[float] = []
-        """When each was last heard of, or ``GONE``."""
+        self._silence: list[float] = []
+        """Seconds of looks since each was heard of, or ``_GONE``."""
         self._freed: dict[int, list[Array]] = defaultdict(list)
         """Rows to delete, by unit."""
         self._awaited: asyncio.Future[list[str]] | None = None
 
     def add_own(self, address: str, unit: UnitLink) -> int:
         """A unit in this process; it lives as long. Returns its number."""
-        return self._add(Join(address, ""), unit, inf)
+        return self._add(Join(address, ""), unit, -inf)
 
     def join(self, unit: Join) -> int:
         """A unit is there, or still is. Returns its number. RunError for one that was given up."""
         if unit.process not in self._processes:
-            return self._add(unit, self._connect(unit.address), monotonic())
+            return self._add(unit, self._connect(unit.address), 0.0)
         number = self._processes.index(unit.process) + 1
-        if self._seen[number - 1] == GONE:
+        if self._silence[number - 1] == _GONE:
             raise RunError(
                 f"the storage unit at {unit.address} was given up: it was silent too long, or another took its place",
                 fix="start another one",
             )
-        self._seen[number - 1] = max(self._seen[number - 1], monotonic())
+        self._silence[number - 1] = 0.0
         return number
 
     def require(self, number: int) -> None:
         """RunError for one that is gone, or never was there."""
-        if not 0 < number <= len(self._seen) or self._seen[number - 1] == GONE:
+        if not 0 < number <= len(self._silence) or self._silence[number - 1] == _GONE:
             raise RunError(f"storage unit {number} is not in service", fix="start another one, and put the rows there")
 
     def lose_replaced(self, unit: Join) -> list[int]:
@@ -69,11 +73,11 @@ class Units:
         ]
         return self._lose(others, "is another process now")
 
-    def _add(self, unit: Join, link: UnitLink, seen: float) -> int:
+    def _add(self, unit: Join, link: UnitLink, silence: float) -> int:
         self._addresses.append(unit.address)
         self._processes.append(unit.process)
         self._links.append(link)
-        self._seen.append(seen)
+        self._silence.append(silence)
         if self._awaited is not None and not self._awaited.done():
             self._awaited.set_result(self.addresses())
         return len(self._addresses)
@@ -89,11 +93,13 @@ class Units:
 
     def addresses(self) -> list[str]:
         """Of all that there ever were, by number; "" of those that are gone."""
-        return ["" if seen == GONE else unit for unit, seen in zip(self._addresses, self._seen, strict=True)]
+        return ["" if silence == _GONE else unit for unit, silence in zip(self._addresses, self._silence, strict=True)]
 
-    def lose_silent(self, now: float) -> list[int]:
-        """Give up those that were silent for too long; returns their numbers."""
-        silent = [number for number, seen in enumerate(self._seen, 1) if GONE < seen < now - SILENT_SECONDS]
+    def lose_silent(self, seconds: float) -> list[int]:
+        """A look, ``seconds`` after the one before: give up those that were silent for too long; returns their
+        numbers."""
+        self._silence = [silence + seconds for silence in self._silence]
+        silent = [number for number, silence in enumerate(self._silence, 1) if SILENT_SECONDS < silence < _GONE]
         return self._lose(silent, "is silent")
 
     def _lose(self, numbers: list[int], why: str) -> list[int]:
@@ -101,7 +107,7 @@ class Units:
         for number in numbers:
             if why:
                 log.error("the storage unit at %s %s: its rows are lost", self._addresses[number - 1], why)
-            self._seen[number - 1] = GONE
+            self._silence[number - 1] = _GONE
             self._freed.pop(number, None)
         return numbers
 
@@ -120,7 +126,7 @@ class Units:
 
     def _delete(self) -> None:
         for unit, rows in self._freed.items():
-            if self._seen[unit - 1] != GONE:
+            if self._silence[unit - 1] != _GONE:
                 answer = self._links[unit - 1].delete(np.concatenate(rows))
                 if answer is not None:
                     answer.add_done_callback(partial(self._told, unit))
@@ -128,12 +134,12 @@ class Units:
 
     def _told(self, unit: int, call: asyncio.Future[None]) -> None:
         """What a unit that is gone was to delete went with it."""
-        if self._seen[unit - 1] != GONE and not call.cancelled() and (error := call.exception()):
+        if self._silence[unit - 1] != _GONE and not call.cancelled() and (error := call.exception()):
             log.warning("rows stay in a storage unit until it ends: %s", error)
 
     async def close(self) -> None:
         """Give up every unit, and what they were still asked."""
-        self._seen = [GONE] * len(self._seen)
+        self._silence = [_GONE] * len(self._silence)
         for link in self._links:
             if isinstance(link, RemoteUnit):
                 await link.close()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
+from headrace.dataplane import LedgerService
 from headrace.dataplane.messages import Join
-from headrace.dataplane.units import Units
-from support.desk import turns
+from headrace.dataplane.units import SILENT_SECONDS, Units
+from support.desk import Peer, turns
 
 
 class Link:
@@ -39,3 +41,25 @@ async def test_rows_that_stay_are_told_of_only_while_their_unit_lives(
     assert [record.getMessage() for record in caplog.records] == (
         [] if is_lost else ["rows stay in a storage unit until it ends: no answer"]
     )
+
+
+def test_a_unit_is_given_up_after_too_many_looks_in_a_row_without_a_word_of_it() -> None:
+    units = Units(lambda _: None)  # type: ignore[arg-type,return-value]  # nothing is asked of it
+    for _ in range(3):
+        number = units.join(Join("unit", "process"))
+        assert units.lose_silent(SILENT_SECONDS) == []
+    assert units.lose_silent(0.1) == [number]
+    assert units.lose_silent(0.1) == []
+    assert units.addresses() == [""]
+
+
+async def test_a_ledger_whose_process_was_stopped_gives_up_no_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could hear nobody; what they said meanwhile is still on its way."""
+    monkeypatch.setattr("headrace.dataplane.units.SILENT_SECONDS", 0.1)
+    monkeypatch.setattr("headrace.dataplane.ledger.WATCH_SECONDS", 0.05)
+    ledger = LedgerService(connect=Peer)  # type: ignore[arg-type]  # calls only
+    ledger.join(Join("unit", "process"))
+    time.sleep(0.2)  # noqa: ASYNC251  # the process is stopped
+    ledger._look()
+    assert ledger.units(None) == ["unit"]
+    await ledger.close()
