@@ -1,7 +1,7 @@
 """Algorithms: rewards of whole groups in, per-token advantages, loss weights and a named loss out.
 
-``grpo`` and ``supervised`` hold the plugin classes. ``advantages``, ``aggregation``, ``rows`` and
-``reporting`` are numpy; ``losses``, ``corrections``, ``kl`` and ``mismatch`` are torch and are imported
-only by name, in the trainer's process. Invariant: whatever the plugins add to a row depends on that
+``grpo``, ``variants`` and ``supervised`` hold the plugin classes. ``advantages``, ``aggregation``, ``rows``,
+``shaping`` and ``reporting`` are numpy; ``losses``, ``surrogates``, ``corrections``, ``kl`` and ``mismatch`` are torch
+and are imported only by name, in the trainer's process. Invariant: whatever the plugins add to a row depends on that
 row's group alone, so splitting a batch afterwards is free.
 """

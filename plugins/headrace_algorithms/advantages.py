@@ -1,9 +1,13 @@
-"""Group-relative advantages (GRPO, Shao et al. 2024, arXiv:2402.03300, section 4.1.1).
+"""Group-relative advantages: the distance of a reward to the mean of its group, in some unit.
 
-With the rewards r of a group's scored trajectories, mean m and sample standard deviation s (ddof 1, two
-passes, float64):
+With the rewards r of a group's n scored trajectories, their mean m and sample standard deviation s (ddof 1, two
+passes, float64), A_i = (r_i - m) / unit:
 
-    group_std:  A_i = (r_i - m) / s           none:  A_i = r_i - m     (Dr. GRPO, arXiv:2503.20783)
+    scaling         unit           source
+    group_std       s              GRPO, arXiv:2402.03300, section 4.1.1
+    none            1              Dr. GRPO, arXiv:2503.20783
+    leave_one_out   (n - 1) / n    RLOO, arXiv:2402.14740: r_i less the mean of the others
+    group_mean      m              MaxRL, arXiv:2602.02710; rewards of 0 and more
 
 Invariant: a group whose rewards are equal gets exactly 0, and no finite reward gives a non-finite
 advantage. Baselines are over trajectories: rows of one trajectory share one advantage and count once.
@@ -17,9 +21,10 @@ from typing import Literal
 import numpy as np
 
 from headrace.contract import Array
+from headrace.errors import ContractError
 from headrace_algorithms.rows import Groups
 
-Scaling = Literal["group_std", "none"]
+Scaling = Literal["group_std", "none", "leave_one_out", "group_mean"]
 
 EQUAL_TOLERANCE = 1e-6
 """Rewards are equal when max - min <= EQUAL_TOLERANCE * max(1, largest |reward| of the group)."""
@@ -68,14 +73,29 @@ def group_relative(rewards: Array, groups: Groups, *, first: Array, scaling: Sca
     magnitude = np.maximum(np.abs(np.where(some, low, 0.0)), np.abs(np.where(some, high, 0.0)))
     spread = np.subtract(high, low, out=np.zeros(groups.count), where=some)
     equal = (survivors < 2) | (spread <= EQUAL_TOLERANCE * np.maximum(magnitude, 1.0))
-    scale = np.ones(groups.count)
-    if scaling == "group_std":
-        scale = np.where(std > STD_FLOOR * magnitude, std, np.maximum(std, 1.0))
+    if scaling == "group_mean" and np.any(low[some] < 0):
+        raise ContractError(
+            f"a reward of {low[some].min():g} cannot be scaled by the mean of its group",
+            fix="advantage_scaling = 'group_mean' needs rewards of 0 and more; give such rewards, or use another one",
+        )
+    unit = _unit(scaling, mean=mean, std=std, survivors=survivors, magnitude=magnitude)
 
     informative = scored & ~equal[groups.index]
     index = groups.index[informative]
     advantages = np.zeros(len(rewards))
-    advantages[informative] = (rewards[informative] - mean[index]) / scale[index]
+    advantages[informative] = (rewards[informative] - mean[index]) / unit[index]
     return GroupStatistics(
         advantages=advantages, scored=scored, survivors=survivors, mean=mean, low=low, high=high, equal=equal
     )
+
+
+def _unit(scaling: Scaling, *, mean: Array, std: Array, survivors: Array, magnitude: Array) -> Array:
+    """float64 [g], positive wherever the group's rewards differ."""
+    if scaling == "group_std":
+        return np.where(std > STD_FLOOR * magnitude, std, np.maximum(std, 1.0))
+    unit = np.ones(len(mean))
+    if scaling == "leave_one_out":
+        np.divide(survivors - 1, survivors, out=unit, where=survivors > 1)
+    elif scaling == "group_mean":
+        np.copyto(unit, mean, where=mean > 0)
+    return unit

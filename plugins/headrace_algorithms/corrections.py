@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace_algorithms.settings import Level, Outside
+from headrace_algorithms.loss_settings import Level, Outside
 
 LOG_LIMIT = 20.0
 """Log-ratios are bounded to +-LOG_LIMIT before ``exp``: no overflow, so 0 * inf never arises."""
@@ -44,14 +44,18 @@ def sequence_sums(values: Tensor, sequence: Tensor, sequences: int) -> Tensor:
     return values.new_zeros(sequences).index_add_(0, sequence, values)
 
 
+def sequence_means(values: Tensor, sequence: Tensor, sequences: int) -> Tensor:
+    """[S]: means of ``values`` ([T]) over each sequence; 0 for one without tokens."""
+    counts = sequence_sums(torch.ones_like(values), sequence, sequences).clamp(min=1)
+    return sequence_sums(values, sequence, sequences) / counts
+
+
 def importance_ratio(log_ratio: Tensor, sequence: Tensor, sequences: int, *, level: Level) -> Tensor:
     """rho per token, [T], without gradient. ``log_ratio``: d, [T]; ``sequence``: [T] indices into S."""
     log_ratio = log_ratio.detach()
     if level != "token":
-        total = sequence_sums(log_ratio, sequence, sequences)
-        if level == "sequence_geometric":
-            total = total / sequence_sums(torch.ones_like(log_ratio), sequence, sequences).clamp(min=1)
-        log_ratio = total[sequence]
+        over = sequence_means if level == "sequence_geometric" else sequence_sums
+        log_ratio = over(log_ratio, sequence, sequences)[sequence]
     return bounded_exp(log_ratio)
 
 

@@ -2,16 +2,18 @@
 
 Order of operations, which decides what shapes what:
 
-1. advantages from all scored trajectories of the group (truncated ones included);
-2. the final mask: ``loss_mask`` within scored rows, less truncated rows if ``mask_truncated``;
-3. weights and denominators from that mask;
-4. rejection by importance ratio, in the loss: numerator only.
+1. rewards, less the penalty of over-long answers;
+2. advantages from all scored trajectories of the group (truncated ones included);
+3. the final mask: ``loss_mask`` within scored rows, less truncated rows if ``mask_truncated``;
+4. weights and denominators from that mask;
+5. rejection by importance ratio, in the loss: numerator only.
 
 Invariant: a group's answer depends on that group alone, bit for bit, in any order of rows.
 """
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -30,9 +32,11 @@ from headrace.contract.columns import (
 from headrace.errors import ConfigError, ContractError
 from headrace_algorithms.advantages import GroupStatistics, group_relative
 from headrace_algorithms.aggregation import normalisers
-from headrace_algorithms.reporting import response_metrics, reward_metrics
+from headrace_algorithms.loss_settings import LossSettings
+from headrace_algorithms.reporting import response_metrics, reward_metrics, shaping_metrics
 from headrace_algorithms.rows import count_true, first_rows, groups_of, per_token, trainable
 from headrace_algorithms.settings import GrpoSettings
+from headrace_algorithms.shaping import generated_tokens, overlong_penalty
 
 
 class Grpo(Algorithm):
@@ -56,12 +60,19 @@ class Grpo(Algorithm):
         Reads ``loss_mask``, ``reward``, ``group``; ``trajectory`` where present (one baseline entry per
         trajectory); ``truncated``, which ``mask_truncated`` needs. Unscored rows (reward not finite) are outside
         statistics, weights and denominators. ``trained`` is False for rows without a gradient: no trainable
-        token, or advantage 0 and no KL. Their weights are 0, and the trainable tokens of rows with advantage 0
-        still count in the denominator, as they would if the row were sent through the model.
+        token, or advantage 0 and neither KL nor entropy bonus. Their weights are 0, and the trainable tokens of
+        rows with advantage 0 still count in the denominator, as they would if the row were sent through the model.
         """
         settings = self.settings
         groups, first, rewards = groups_of(batch), first_rows(batch), batch.dense(REWARD)
         statistics = group_relative(rewards, groups, first=first, scaling=settings.advantage_scaling)
+        metrics = reward_metrics(rewards, statistics, first=first) | response_metrics(batch)
+        if settings.overlong_length is not None:
+            shaped = rewards + overlong_penalty(
+                generated_tokens(batch), length=settings.overlong_length, buffer=settings.overlong_buffer
+            )
+            statistics = group_relative(shaped, groups, first=first, scaling=settings.advantage_scaling)
+            metrics |= shaping_metrics(rewards, shaped, statistics, first=first)
         mask = trainable(batch, keep=statistics.scored & ~self._left_out(batch))
         tokens = count_true(mask)
         normal = normalisers(tokens, groups, aggregation=settings.aggregation, constant_length=settings.constant_length)
@@ -73,7 +84,7 @@ class Grpo(Algorithm):
                 DENOMINATOR: normal.denominators,
             },
             trained=trained,
-            metrics=reward_metrics(rewards, statistics, first=first) | response_metrics(batch),
+            metrics=metrics,
         )
 
     def loss(self, *, temperature: float) -> LossSpec:
@@ -91,21 +102,10 @@ class Grpo(Algorithm):
             columns.append(REFERENCE_LOGPROBS)
         return LossSpec(
             function="headrace_algorithms.losses:policy_loss",
-            settings={
-                "loss": settings.loss,
-                "clip_low": settings.clip_low,
-                "clip_high": settings.clip_high,
-                "importance_cap": settings.importance_cap,
-                "importance_floor": settings.importance_floor,
-                "importance_level": settings.importance_level,
-                "importance_outside": settings.importance_outside,
-                "kl_coefficient": settings.kl_coefficient,
-                "kl_estimator": settings.kl_estimator,
-                "kl_importance": settings.kl_importance,
-            },
+            settings={field.name: getattr(settings, field.name) for field in fields(LossSettings)},
             columns=tuple(columns),
             temperature=temperature,
-            entropy=settings.report_entropy,
+            entropy=settings.report_entropy or settings.entropy_coefficient > 0,
         )
 
     def _left_out(self, batch: Batch) -> Array:
@@ -120,7 +120,7 @@ class Grpo(Algorithm):
         return batch.dense(TRUNCATED).astype(np.bool_)
 
     def _anchored(self, statistics: GroupStatistics, group_index: Array) -> Array:
-        """bool [n]: rows that the KL term trains whatever their advantage."""
+        """bool [n]: rows that the KL or the entropy term trains whatever their advantage."""
         settings = self.settings
-        everywhere = settings.kl_coefficient > 0
-        return everywhere & (settings.kl_on_equal_groups | ~statistics.equal[group_index])
+        everywhere = settings.kl_coefficient > 0 or settings.entropy_coefficient > 0
+        return everywhere & (settings.regularise_equal_groups | ~statistics.equal[group_index])

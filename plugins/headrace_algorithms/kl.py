@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from headrace_algorithms.corrections import LOG_LIMIT, bounded_exp
-from headrace_algorithms.settings import Estimator
+from headrace_algorithms.loss_settings import Estimator
 
 
 def kl_estimate(current: Tensor, reference: Tensor, *, estimator: Estimator) -> Tensor:

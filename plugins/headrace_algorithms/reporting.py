@@ -43,6 +43,19 @@ def reward_metrics(rewards: Array, statistics: GroupStatistics, *, first: Array)
     return metrics
 
 
+def shaping_metrics(rewards: Array, shaped: Array, statistics: GroupStatistics, *, first: Array) -> dict[str, Metric]:
+    """What shaping made of ``rewards``: over trajectories, and over groups with two or more scored ones, whose
+    ``shaped`` rewards (of ``statistics``) decide whether they teach anything."""
+    chosen, decided = first & statistics.scored, statistics.survivors >= 2
+    metrics: dict[str, Metric] = {}
+    if np.any(chosen):
+        metrics["reward/shaped_mean"] = mean_of(shaped[chosen])
+        metrics["reward/shaped_share"] = mean_of(shaped[chosen] != rewards[chosen])
+    if np.any(decided):
+        metrics["groups/equal_share"] = mean_of(statistics.equal[decided])
+    return metrics
+
+
 def response_metrics(batch: Batch) -> dict[str, Metric]:
     """Lengths of all rows, empty responses, and truncation where the batch says which rows were truncated."""
     if not len(batch):

@@ -45,6 +45,14 @@ def first_rows(batch: Batch) -> Array:
     return first
 
 
+def trajectories_of(batch: Batch) -> tuple[Array, int]:
+    """int64 [n], trajectory of each row, 0 to count - 1; and the count."""
+    if TRAJECTORY not in batch.columns:
+        return np.arange(len(batch)), len(batch)
+    ids, index = np.unique(batch.dense(TRAJECTORY), return_inverse=True)
+    return index, len(ids)
+
+
 def trainable(batch: Batch, *, keep: Array) -> Ragged:
     """The final mask, bool per token: ``loss_mask`` within the rows of ``keep`` (bool [n]). Numerators and
     denominators both come from it. ContractError when ``loss_mask`` marks a row's first token."""

@@ -94,7 +94,7 @@ def test_B01_the_flag_of_a_group_comes_from_that_group() -> None:
 def test_B01_whether_the_kl_still_applies_to_equal_groups_is_a_switch() -> None:
     batch = rows_of([1, 1, 0, 1], groups=[0, 0, 1, 1])
     on = prepare(batch, kl_coefficient=0.1)
-    off = prepare(batch, kl_coefficient=0.1, kl_on_equal_groups=False)
+    off = prepare(batch, kl_coefficient=0.1, regularise_equal_groups=False)
     assert on.trained.tolist() == [True, True, True, True]
     assert off.trained.tolist() == [False, False, True, True]
     weights = off.columns[LOSS_WEIGHTS]

@@ -213,18 +213,17 @@ def test_C05_each_loss_declares_the_policies_it_needs() -> None:
     assert all(Grpo.needs(GrpoSettings(loss=x)).behaviour_logprobs for x in ("clipped", "decoupled", "importance"))
 
 
-def test_C06_a_cap_on_the_ratio_bounds_negative_advantages_only() -> None:
+def test_C06_a_dual_clip_bounds_negative_advantages_only() -> None:
     current = torch.tensor([math.log(10.0)])
     shared: dict[str, Any] = {"loss": "clipped", "clip_high": 0.2}
-    assert call(current, advantages=-1.0, importance_cap=3, **shared).numerator.item() == pytest.approx(3.0)
-    assert call(current, advantages=-1.0, importance_cap=math.inf, **shared).numerator.item() == pytest.approx(10.0)
-    assert call(current, advantages=1.0, importance_cap=3, **shared).numerator.item() == pytest.approx(-1.2)
+    assert call(current, advantages=-1.0, dual_clip=3, **shared).numerator.item() == pytest.approx(3.0)
+    assert call(current, advantages=-1.0, **shared).numerator.item() == pytest.approx(10.0)
+    assert call(current, advantages=1.0, dual_clip=3, **shared).numerator.item() == pytest.approx(-1.2)
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"importance_cap": 1.1},
         {"importance_floor": 0.5},
         {"importance_level": "sequence_product"},
         {"importance_outside": "reject"},
@@ -233,6 +232,22 @@ def test_C06_a_cap_on_the_ratio_bounds_negative_advantages_only() -> None:
 def test_C06_corrections_that_the_clipped_loss_is_not_defined_for_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="loss 'clipped'"):
         GrpoSettings(loss="clipped", **settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"loss": "clipped", "ratio_level": "sequence"},
+        {"loss": "importance"},
+        {"loss": "clipped", "surrogate": "soft"},
+        {"loss": "decoupled", "surrogate": "soft"},
+    ],
+    ids=["gspo", "cispo", "sapo", "decoupled-sapo"],
+)
+def test_C06_a_dual_clip_of_a_surrogate_that_it_is_not_defined_for_is_refused(settings: dict[str, Any]) -> None:
+    GrpoSettings(**settings)
+    with pytest.raises(ValueError, match="dual_clip"):
+        GrpoSettings(dual_clip=3.0, **settings)
 
 
 @pytest.mark.parametrize("loss", ["clipped", "decoupled", "importance"])

@@ -7,6 +7,7 @@ import pytest
 
 from headrace.contract import Batch
 from headrace.contract.columns import GROUP
+from headrace.errors import ContractError
 from headrace_algorithms.advantages import GroupStatistics, Scaling, group_relative
 from headrace_algorithms.rows import TRAJECTORY, first_rows, groups_of
 
@@ -69,7 +70,31 @@ def test_an_empty_batch_has_empty_statistics() -> None:
     assert len(found.survivors) == 0
 
 
-@pytest.mark.parametrize("scaling", ["group_std", "none"])
+def test_leave_one_out_is_each_reward_less_the_mean_of_the_others() -> None:
+    rewards = [0.2, 0.9, 0.4, 0.1]
+    expected = [r - (sum(rewards) - r) / 3 for r in rewards]
+    np.testing.assert_allclose(
+        statistics(rewards, scaling="leave_one_out", dtype=np.float64).advantages, expected, atol=1e-12
+    )
+
+
+def test_an_unscored_member_is_not_among_the_others_that_are_left() -> None:
+    found = statistics([1, np.nan, 0, 0], scaling="leave_one_out").advantages
+    np.testing.assert_allclose(found, [1, 0, -0.5, -0.5])
+
+
+def test_relative_to_the_mean_a_rare_success_counts_more() -> None:
+    np.testing.assert_allclose(statistics([1, 0, 0, 0], scaling="group_mean").advantages, [3, -1, -1, -1])
+    np.testing.assert_allclose(statistics([1, 1, 0, 0], scaling="group_mean").advantages, [1, 1, -1, -1])
+    assert not statistics([0, 0, 0], scaling="group_mean").advantages.any()
+
+
+def test_a_negative_reward_cannot_be_scaled_by_the_mean() -> None:
+    with pytest.raises(ContractError, match=r"a reward of -1 cannot be scaled"):
+        statistics([1, -1, 0], scaling="group_mean")
+
+
+@pytest.mark.parametrize("scaling", ["group_std", "none", "leave_one_out", "group_mean"])
 def test_group_ids_are_names_and_carry_no_meaning(scaling: Scaling) -> None:
     rewards = [1, 0, 0, 1, 1, 0]
     one = statistics(rewards, groups=[0, 1, 0, 1, 0, 1], scaling=scaling)

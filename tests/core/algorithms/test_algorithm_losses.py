@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headrace.contract import LossInputs, LossOutput
 from headrace.contract.columns import ADVANTAGES, BEHAVIOUR_LOGPROBS, PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS
+from headrace.errors import ContractError
 from headrace_algorithms.grpo import Grpo
 from headrace_algorithms.losses import cross_entropy, policy_loss
 from headrace_algorithms.settings import GrpoSettings
@@ -20,10 +21,14 @@ from headrace_algorithms.settings import GrpoSettings
 LENGTHS = torch.tensor([3, 1, 0, 4])
 SETTINGS: tuple[dict[str, Any], ...] = (
     {"loss": "clipped"},
-    {"loss": "clipped", "importance_cap": math.inf, "kl_coefficient": 0.2, "kl_importance": False},
+    {"loss": "clipped", "dual_clip": 1.5, "kl_coefficient": 0.2, "kl_importance": False},
+    {"loss": "clipped", "ratio_level": "sequence", "clip_low": 0.05, "clip_high": 0.05},
+    {"loss": "clipped", "surrogate": "soft"},
     {"loss": "decoupled"},
     {"loss": "decoupled", "importance_level": "sequence_product", "kl_coefficient": 0.2, "kl_estimator": "k1"},
     {"loss": "decoupled", "importance_outside": "reject", "importance_floor": 0.6},
+    {"loss": "decoupled", "ratio_level": "sequence", "dual_clip": 1.1, "importance_level": "sequence_geometric"},
+    {"loss": "decoupled", "surrogate": "soft", "entropy_coefficient": 0.1},
     {"loss": "importance", "importance_level": "sequence_geometric"},
     {"loss": "importance", "kl_coefficient": 0.2, "kl_estimator": "k2", "kl_importance": False},
 )
@@ -41,6 +46,7 @@ def random_inputs(seed: int, *, lengths: Tensor = LENGTHS) -> LossInputs:
     return LossInputs(
         logprobs=current,
         weights=torch.rand(tokens, generator=generator, dtype=torch.float64),
+        entropy=torch.rand(tokens, generator=generator, dtype=torch.float64),
         sequence=torch.repeat_interleave(torch.arange(len(lengths)), lengths),
         sequences=len(lengths),
         columns={
@@ -81,20 +87,23 @@ def select(inputs: LossInputs, sequences: list[int]) -> LossInputs:
         sequence=position,
         sequences=len(sequences),
         columns={name: column[tokens] for name, column in inputs.columns.items()},
+        entropy=inputs.entropy[tokens],
     )
 
 
-def by_hand(inputs: LossInputs, t: int, *, loss: str, low: float, high: float, cap: float) -> float:
+def by_hand(inputs: LossInputs, t: int, *, loss: str, low: float, high: float, dual: float, cap: float) -> float:
     """The policy loss of one token, written out with scalars."""
     current, behaviour = float(inputs.logprobs[t]), float(inputs.columns[BEHAVIOUR_LOGPROBS][t])
     advantage, weight = float(inputs.columns[ADVANTAGES][t]), float(inputs.weights[t])
     proximal = float(inputs.columns[PROXIMAL_LOGPROBS][t])
     if loss == "clipped":
-        ratio, rho = min(math.exp(current - behaviour), cap), 1.0
+        ratio, rho = math.exp(current - behaviour), 1.0
     elif loss == "decoupled":
         ratio, rho = math.exp(current - proximal), min(math.exp(proximal - behaviour), cap)
     else:
         ratio, rho = 1.0, min(math.exp(current - behaviour), cap)
+    if advantage < 0:
+        ratio = min(ratio, dual)
     clipped = min(max(ratio, 1 - low), 1 + high)
     return -weight * rho * min(ratio * advantage, clipped * advantage)
 
@@ -103,8 +112,11 @@ def by_hand(inputs: LossInputs, t: int, *, loss: str, low: float, high: float, c
 @pytest.mark.parametrize("seed", range(3))
 def test_each_loss_is_the_formula_of_its_docstring(loss: str, seed: int) -> None:
     inputs = random_inputs(seed)
-    expected = sum(by_hand(inputs, t, loss=loss, low=0.1, high=0.3, cap=1.6) for t in range(len(inputs.logprobs)))
-    output = call(inputs, loss=loss, clip_low=0.1, clip_high=0.3, importance_cap=1.6)
+    dual = math.inf if loss == "importance" else 1.5
+    expected = sum(
+        by_hand(inputs, t, loss=loss, low=0.1, high=0.3, dual=dual, cap=1.6) for t in range(len(inputs.logprobs))
+    )
+    output = call(inputs, loss=loss, clip_low=0.1, clip_high=0.3, dual_clip=dual, importance_cap=1.6)
     assert output.numerator.item() == pytest.approx(expected, rel=1e-12)
 
 
@@ -212,3 +224,22 @@ def test_a_micro_batch_without_tokens_adds_exactly_nothing() -> None:
     for output in (call(empty), cross_entropy(empty)):
         assert output.numerator.item() == 0.0
         assert output.metrics == {}
+
+
+def test_an_entropy_bonus_lowers_the_loss_by_its_weighted_sum() -> None:
+    inputs = random_inputs(13)
+    bonus = call(inputs, loss="clipped", entropy_coefficient=0.1).numerator - call(inputs, loss="clipped").numerator
+    assert bonus.item() == pytest.approx(-0.1 * (inputs.weights * inputs.entropy).sum().item())
+
+
+def test_an_entropy_bonus_without_entropies_is_an_error() -> None:
+    inputs = random_inputs(14)
+    without = LossInputs(
+        logprobs=inputs.logprobs,
+        weights=inputs.weights,
+        sequence=inputs.sequence,
+        sequences=inputs.sequences,
+        columns=inputs.columns,
+    )
+    with pytest.raises(ContractError, match="the loss got no entropy"):
+        call(without, entropy_coefficient=0.1)

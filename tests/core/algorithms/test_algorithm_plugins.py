@@ -66,9 +66,10 @@ def test_the_columns_a_loss_reads_are_those_its_needs_announce(loss: Any, kl: fl
     assert needs.min_group_size == 2
 
 
-def test_entropy_is_computed_only_when_it_is_reported() -> None:
+def test_entropy_is_computed_only_when_it_is_reported_or_in_the_loss() -> None:
     assert Grpo(GrpoSettings()).loss(temperature=1.0).entropy
     assert not Grpo(GrpoSettings(report_entropy=False)).loss(temperature=1.0).entropy
+    assert Grpo(GrpoSettings(report_entropy=False, entropy_coefficient=0.1)).loss(temperature=1.0).entropy
 
 
 @pytest.mark.parametrize(
