@@ -9,7 +9,7 @@ the ledger, and the values are then fetched from the units.
 from headrace.dataplane.async_plane import AsyncPlane
 from headrace.dataplane.ledger import LedgerService
 from headrace.dataplane.links import RemoteLedger
-from headrace.dataplane.messages import ColumnSchema, Note, Noted, PartitionSpec
+from headrace.dataplane.messages import ColumnSchema, Note, Noted, PartitionSpec, Share
 from headrace.dataplane.partition import PartitionLedger
 from headrace.dataplane.plane import DataPlane, Partition, Rows
 from headrace.dataplane.stream import Stream
@@ -27,6 +27,7 @@ __all__ = [
     "PartitionSpec",
     "RemoteLedger",
     "Rows",
+    "Share",
     "Stream",
     "UnitService",
 ]

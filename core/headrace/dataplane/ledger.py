@@ -21,6 +21,7 @@ from headrace.dataplane.links import RemoteUnit
 from headrace.dataplane.messages import (
     Described,
     Fetch,
+    FirstBatch,
     Granted,
     Groups,
     Join,
@@ -180,10 +181,10 @@ class LedgerService:
         """Granted now, or by the write that makes it possible. The wait ends here and not at the caller, who could
         otherwise leave just when the lease is granted, and nobody would have the rows until it expires."""
         partition = self._partition(call.partition)
-        partition.check(call)
+        call = partition.check(call)
         self._watch()
         waiting = partition.waiting[call.consumer]
-        granted = None if len(waiting) else self._grant(partition, call)
+        granted = None if len(waiting) and not partition.is_cut(call) else self._grant(partition, call)
         if granted is not None:
             return granted
         future = waiting.add(call)
@@ -192,12 +193,19 @@ class LedgerService:
 
     @rpc
     def acknowledge(self, ref: LeaseRef) -> None:
-        """The consumer is done with the rows."""
+        """The consumer is done with the rows; or one of the ranks that share them."""
         partition = self._partition(ref.partition)
         with _held():
-            held, left = partition.ledger.acknowledge(ref.lease)
-        self._free(partition, left)
-        self._free_unread(partition, held)
+            done = partition.acknowledge(ref)
+        if done is not None:
+            held, left = done
+            self._free(partition, left)
+            self._free_unread(partition, held)
+
+    @rpc
+    def first_batch(self, which: FirstBatch) -> int:
+        """The first batch of a consumer that not every rank has acknowledged."""
+        return self._partition(which.partition).first_batch(which.consumer)
 
     @rpc
     def release(self, ref: LeaseRef) -> None:
@@ -213,7 +221,7 @@ class LedgerService:
         """The consumer needs longer."""
         check_held_for(ref.seconds)
         with _held():
-            self._partition(ref.partition).ledger.extend(ref.lease, deadline=monotonic() + ref.seconds)
+            self._partition(ref.partition).extend(ref)
 
     @rpc
     def drop(self, groups: Groups) -> None:
@@ -264,7 +272,7 @@ class LedgerService:
             values = self._own.leased(Fetch(granted.rows[0], call.columns, call.partition))
         except LostRowsError:  # whoever asks for them will hear it
             return granted
-        return Granted(granted.lease, granted.rows, granted.unit, None, values)
+        return Granted(granted.lease, granted.rows, granted.unit, None, values, granted.shared)
 
     def _free(self, partition: PartitionLedger, groups: Array) -> None:
         if len(groups):

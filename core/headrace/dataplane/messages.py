@@ -98,10 +98,18 @@ class Fetch(Message, frozen=True):
     partition: str
 
 
+class Share(Message, frozen=True):
+    """What ``rank`` of ``ranks`` gets of the consumer's batch with this number, counted from 0 on."""
+
+    batch: int
+    rank: int
+    ranks: int
+
+
 class LeaseCall(Message, frozen=True):
     """Up to ``groups``, as soon as there are ``at_least``, or DeadlineError after ``wait`` seconds; held for
     ``seconds``. ``token_budget``, ``min_version``: 0 for none. ``columns``: whose values are wanted at once, where
-    the ledger's process has them."""
+    the ledger's process has them. ``share``: the numbers of groups are those of all ranks, the budget is each one's."""
 
     partition: str
     consumer: str
@@ -112,26 +120,44 @@ class LeaseCall(Message, frozen=True):
     token_budget: int = 0
     min_version: int = 0
     columns: tuple[str, ...] = ()
+    share: Share | None = None
 
 
 class Granted(Message, frozen=True):
     """``rows``: int64 [3, n]: ids, whole groups, the oldest first; tokens; how often each was leased by this consumer.
     ``unit``: that has every column the consumer reads of every row; or 0, and ``units``, int16 [n, columns], says who
-    has which. ``values``: those that were wanted at once."""
+    has which. ``values``: those that were wanted at once. ``shared``: groups of the batch of which this is a share."""
 
     lease: int
     rows: Array
     unit: int
     units: Array | None = None
     values: dict[str, Array | Ragged] | None = None
+    shared: int = 0
+
+
+class Holder(Message, frozen=True):
+    """One of the ranks that share a batch of a consumer."""
+
+    consumer: str
+    rank: int
 
 
 class LeaseRef(Message, frozen=True):
-    """A lease of a partition. ``seconds``: for how much longer, where it is extended."""
+    """A lease of a partition. ``seconds``: for how much longer, where it is extended; ``holder``: who says so, where
+    ranks share it."""
 
     partition: str
     lease: int
     seconds: float = 0.0
+    holder: Holder | None = None
+
+
+class FirstBatch(Message, frozen=True):
+    """Which batch of a consumer is the first that not every rank has acknowledged."""
+
+    partition: str
+    consumer: str
 
 
 class Groups(Message, frozen=True):

@@ -12,7 +12,8 @@ from time import monotonic
 import numpy as np
 
 from headrace.contract import Array
-from headrace.dataplane.messages import Granted, LeaseCall, Note, Noted, PartitionSpec
+from headrace.dataplane.messages import Granted, LeaseCall, LeaseRef, Note, Noted, PartitionSpec
+from headrace.dataplane.sharing import Sharing
 from headrace.errors import ContractError, DeadlineError
 from headrace.flow.leases import Lease
 from headrace.flow.ledger import Ledger
@@ -28,11 +29,11 @@ _SPARE = 64
 
 class Waiting:
     """Calls of one consumer, smallest first. One that cannot be served holds up those that ask for as much or more and
-    are as particular about versions, and no others."""
+    are as particular about versions, or ask for the same shared batch, and no others."""
 
     def __init__(self) -> None:
-        self._heaps: dict[int, list[_Waiter]] = {}
-        """By ``min_version``: what the first of a heap cannot have, none of the heap can."""
+        self._heaps: dict[tuple[int, int], list[_Waiter]] = {}
+        """What the first of a heap cannot have, none of the heap can."""
         self._order = 0
         self._kept = self._waiting = 0
         """Calls in heaps, and those of them that did not give up."""
@@ -42,7 +43,7 @@ class Waiting:
 
     def add(self, call: LeaseCall) -> asyncio.Future[Granted]:
         future: asyncio.Future[Granted] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._heaps.setdefault(call.min_version, []), (call.at_least, self._order, call, future))
+        heapq.heappush(self._heaps.setdefault(_kind(call), []), (call.at_least, self._order, call, future))
         self._order += 1
         self._kept += 1
         self._waiting += 1
@@ -67,19 +68,19 @@ class Waiting:
 
     def _forget(self) -> None:
         """Calls that gave up behind one that still waits."""
-        left = {version: [w for w in heap if not w[3].done()] for version, heap in self._heaps.items()}
-        self._heaps = {version: heap for version, heap in left.items() if heap}
+        left = {kind: [w for w in heap if not w[3].done()] for kind, heap in self._heaps.items()}
+        self._heaps = {kind: heap for kind, heap in left.items() if heap}
         for heap in self._heaps.values():
             heapq.heapify(heap)
         self._kept = sum(map(len, self._heaps.values()))
 
     def serve(self, grant: Callable[[LeaseCall], Granted | None]) -> None:
-        """Answer those that can be. O(answered · log waiting + different versions)."""
-        firsts = [(*heap[0][:2], version) for version, heap in self._heaps.items()]
+        """Answer those that can be. O(answered · log waiting + different kinds)."""
+        firsts = [(*heap[0][:2], kind) for kind, heap in self._heaps.items()]
         heapq.heapify(firsts)
         while firsts:
-            _, _, version = heapq.heappop(firsts)
-            heap = self._heaps[version]
+            _, _, kind = heapq.heappop(firsts)
+            heap = self._heaps[kind]
             _, _, call, future = heap[0]
             if not future.done():
                 granted = grant(call)
@@ -89,9 +90,9 @@ class Waiting:
             heapq.heappop(heap)
             self._kept -= 1
             if heap:
-                heapq.heappush(firsts, (*heap[0][:2], version))
+                heapq.heappush(firsts, (*heap[0][:2], kind))
             else:
-                del self._heaps[version]
+                del self._heaps[kind]
 
 
 @dataclass(slots=True, eq=False)
@@ -118,6 +119,7 @@ class PartitionLedger:
         """Every group that ever was, in order."""
         self._asking: dict[asyncio.Future[list[int]], int] = {}
         """Who waits for more of them, and how many each has seen."""
+        self._sharing = Sharing(ledger, self._granted)
 
     @classmethod
     def make(cls, spec: PartitionSpec, first: int) -> PartitionLedger:
@@ -139,8 +141,9 @@ class PartitionLedger:
         """End the leases whose time has come; returns them."""
         return self.ledger.expire(now)
 
-    def check(self, call: LeaseCall) -> None:
-        """ContractError for a consumer or a column that there is not, and for numbers that mean nothing."""
+    def check(self, call: LeaseCall) -> LeaseCall:
+        """The call as it is to be answered. ContractError for a consumer or a column that there is not, and for numbers
+        that mean nothing."""
         reads = self.spec.consumers.get(call.consumer)
         if reads is None:
             raise ContractError(
@@ -164,6 +167,30 @@ class PartitionLedger:
             )
         check_wait(call.wait)
         check_held_for(call.seconds)
+        return call if call.share is None else self._sharing.check(call, call.share)
+
+    def is_cut(self, call: LeaseCall) -> bool:
+        """Whether it asks for a batch that is shared, and was cut when another asked for it."""
+        return call.share is not None and self._sharing.is_cut(call, call.share)
+
+    def first_batch(self, consumer: str) -> int:
+        """The first batch that not every rank has acknowledged."""
+        return self._sharing.first(consumer)
+
+    def acknowledge(self, ref: LeaseRef) -> tuple[Lease, Array] | None:
+        """The lease that ends and the groups that every consumer is done with; None while other ranks share the batch.
+        ValueError when it is not held."""
+        if ref.holder is not None:
+            return self._sharing.acknowledge(ref.lease, ref.holder)
+        return self.ledger.acknowledge(ref.lease)
+
+    def extend(self, ref: LeaseRef) -> None:
+        """ValueError when the lease is not held."""
+        until = monotonic() + ref.seconds
+        if ref.holder is not None:
+            self._sharing.extend(ref.lease, ref.holder, until)
+        else:
+            self.ledger.extend(ref.lease, deadline=until)
 
     def drop(self, groups: Iterable[int]) -> Array:
         """Whole groups are given up. Returns those to be freed now."""
@@ -243,8 +270,9 @@ class PartitionLedger:
 
     def grant(self, call: LeaseCall) -> Granted | None:
         """A lease, if there is enough."""
-        ledger = self.ledger
-        lease = ledger.lease(
+        if call.share is not None:
+            return self._sharing.grant(call, call.share)
+        lease = self.ledger.lease(
             call.consumer,
             call.groups,
             deadline=monotonic() + call.seconds,
@@ -252,17 +280,23 @@ class PartitionLedger:
             token_budget=call.token_budget or None,
             min_version=call.min_version or None,
         )
-        if lease is None:
-            return None
+        return None if lease is None else self._granted(lease)
+
+    def _granted(self, lease: Lease, shared: int = 0) -> Granted:
+        ledger = self.ledger
         rows = ledger.rows_of(lease.groups)
         table = np.empty((3, len(rows)), dtype=np.int64)
         table[0], table[1] = rows, ledger.tokens_of(rows)
         table[2] = np.repeat(ledger.attempts(lease), ledger.group_size)
-        units = ledger.units_of(rows)[:, self._reads[call.consumer]]
+        units = ledger.units_of(rows)[:, self._reads[lease.consumer]]
         unit = int(units[0, 0])
         if (units == unit).all():
-            return Granted(lease.lease, table, unit)
-        return Granted(lease.lease, table, 0, units)
+            return Granted(lease.lease, table, unit, shared=shared)
+        return Granted(lease.lease, table, 0, units, shared=shared)
+
+
+def _kind(call: LeaseCall) -> tuple[int, int]:
+    return (call.min_version, -1) if call.share is None else (0, call.share.batch)
 
 
 def check_wait(seconds: float) -> None:

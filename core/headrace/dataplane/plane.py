@@ -12,8 +12,10 @@ from headrace.dataplane.gathering import join, parts
 from headrace.dataplane.messages import (
     Described,
     Fetch,
+    FirstBatch,
     Granted,
     Groups,
+    Holder,
     LeaseCall,
     LeaseRef,
     LostCall,
@@ -21,6 +23,7 @@ from headrace.dataplane.messages import (
     PartitionSpec,
     PartitionStats,
     Put,
+    Share,
 )
 from headrace.dataplane.shared import SHARED_BYTES, Reading, Segments, nbytes_of, put_shared
 from headrace.errors import DeadlineError, HeadraceError, LostRowsError
@@ -45,6 +48,10 @@ class Rows:
     unit: int
     """That has every column the consumer reads of every row; 0: ``units``, int16 [n, columns], says who has which."""
     units: Array | None
+    groups: int
+    """Of the lease: of all ranks, where they share it."""
+    share: Share | None
+    """Of which batch the rows are which rank's."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -155,11 +162,17 @@ class Partition:
         token_budget: int = 0,
         min_version: int = 0,
         seconds: float = LEASE_SECONDS,
+        share: Share | None = None,
         deadline: float = DEADLINE,
     ) -> Rows:
-        """Up to ``groups`` groups, as soon as there are ``at_least`` (default: all of them), held for ``seconds``."""
+        """Up to ``groups`` groups, as soon as there are ``at_least`` (default: all of them), held for ``seconds``.
+        ``share``: a rank's part of a batch of so many groups, of which ranks get about equal numbers of tokens, each at
+        most ``token_budget``. It is the same however often and in whatever order ranks ask for theirs. RunError when
+        every rank has acknowledged it."""
         enough = groups if at_least is None else at_least
-        call = LeaseCall(self._name, consumer, groups, enough, deadline, seconds, token_budget, min_version)
+        call = LeaseCall(
+            self._name, consumer, groups, enough, deadline, seconds, token_budget, min_version, share=share
+        )
         rows, _ = self._lease(call)
         return rows
 
@@ -173,13 +186,16 @@ class Partition:
         token_budget: int = 0,
         min_version: int = 0,
         seconds: float = LEASE_SECONDS,
+        share: Share | None = None,
         deadline: float = DEADLINE,
     ) -> tuple[Rows, Batch]:
         """:meth:`lease` and :meth:`get`; in one word where the values are in the ledger's process. When the values
         cannot be had the rows are given back, and what :meth:`get` raises is raised."""
         enough = groups if at_least is None else at_least
         wanted = tuple(self.spec.consumers.get(consumer, ()) if columns is None else columns)
-        call = LeaseCall(self._name, consumer, groups, enough, deadline, seconds, token_budget, min_version, wanted)
+        call = LeaseCall(
+            self._name, consumer, groups, enough, deadline, seconds, token_budget, min_version, wanted, share
+        )
         rows, batch = self._lease(call)
         if batch is not None:
             return rows, batch
@@ -207,6 +223,8 @@ class Partition:
             attempts=attempts,
             unit=granted.unit,
             units=granted.units,
+            groups=granted.shared or len(ids) // self.spec.group_size,
+            share=call.share,
         )
         return rows, None if granted.values is None else Batch(rows=ids, columns=granted.values)
 
@@ -252,16 +270,26 @@ class Partition:
         return join(rows, columns, found)
 
     def acknowledge(self, held: Rows, *, deadline: float = DEADLINE) -> None:
-        """The consumer is done with the rows. RunError when the lease ended before: others have, or get, them."""
-        self._tell("acknowledge", LeaseRef(self._name, held.lease), deadline)
+        """The consumer is done with the rows. RunError when the lease ended before: others have, or get, them. Where
+        ranks share a batch it is acknowledged when each of them has said so."""
+        self._tell("acknowledge", LeaseRef(self._name, held.lease, holder=_holder(held)), deadline)
 
     def release(self, held: Rows, *, deadline: float = DEADLINE) -> None:
-        """Give the rows back, to be leased again."""
+        """Give the rows back, to be leased again; where ranks share a batch, those of all."""
         self._tell("release", LeaseRef(self._name, held.lease), deadline)
 
     def extend(self, held: Rows, seconds: float = LEASE_SECONDS, *, deadline: float = DEADLINE) -> None:
-        """Hold on to the rows for ``seconds`` from now."""
-        self._tell("extend", LeaseRef(self._name, held.lease, seconds), deadline)
+        """Hold on to the rows for ``seconds`` from now. A batch that ranks share is held as long as each of them does
+        that has asked for a share and not acknowledged it."""
+        self._tell("extend", LeaseRef(self._name, held.lease, seconds, _holder(held)), deadline)
+
+    def first_batch(self, consumer: str, *, deadline: float = DEADLINE) -> int:
+        """Where ranks that share a consumer's batches begin, or go on: with the first that not every one of them has
+        acknowledged."""
+        which = FirstBatch(self._name, consumer)
+        return self._plane.client().call(
+            "first_batch", which, reply=int, deadline=deadline, awaiting="the ledger to say where to begin"
+        )
 
     def drop(self, groups: Sequence[int], *, deadline: float = DEADLINE) -> None:
         """Give whole groups up: no consumer gets them any more. Who holds them may read them until the lease ends."""
@@ -306,3 +334,7 @@ class Partition:
         if not self._units[number - 1]:
             raise LostRowsError("a storage unit is gone, and the rows that it kept")
         return self._plane.client(self._units[number - 1])
+
+
+def _holder(held: Rows) -> Holder | None:
+    return None if held.share is None else Holder(held.consumer, held.share.rank)

@@ -6,7 +6,8 @@
     stream.acknowledge()  # after the optimiser step
 
 A thread leases and fetches while the rank computes. What was not acknowledged when the rank dies is given out again
-once its leases expire: it restarts at its last acknowledged step.
+once its leases expire: it restarts at its last acknowledged step. With ``rank`` and ``ranks`` the micro-batches are
+shares of batches that all ranks take part in, and every process that says it is the same rank gets the same.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from time import monotonic
 from typing import NamedTuple, Self
 
 from headrace.contract import Batch
+from headrace.dataplane.messages import Share
 from headrace.dataplane.plane import LEASE_SECONDS, Partition, Rows
 from headrace.errors import DeadlineError, LostRowsError, RunError
 
@@ -35,7 +37,8 @@ class Stream:
     """``connect``: the partition as one thread sees it; called twice. ``step_groups``: groups of one optimiser step.
     ``token_budget``: of one micro-batch, 0 for none; it has what is ready when it is fetched, at least one group.
     ``ahead``: micro-batches that are fetched before they are asked for. ``seconds``: how long leases outlive this
-    process; they are extended while it lives."""
+    process; they are extended while it lives. ``ranks``: data-parallel ranks that share each micro-batch: groups of a
+    step are those of all of them, the token budget is each one's."""
 
     def __init__(
         self,
@@ -48,6 +51,8 @@ class Stream:
         min_version: int = 0,
         ahead: int = 2,
         seconds: float = LEASE_SECONDS,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         self._consumer = consumer
         self._step_groups = step_groups
@@ -55,6 +60,7 @@ class Stream:
         self._token_budget = token_budget
         self._min_version = min_version
         self._seconds = seconds
+        self._rank, self._ranks = rank, ranks
         self._desk, self._source = connect(), connect()
         self._fetched: queue.Queue[_Fetched | BaseException] = queue.Queue(maxsize=ahead)
         self._given: list[Rows] = []
@@ -72,9 +78,9 @@ class Stream:
         """The micro-batches of one optimiser step, valid until they are acknowledged: see :meth:`Partition.get`.
         DeadlineError when one does not come in time; whatever ended the fetching is raised here."""
         missing = self._step_groups
-        while missing:
+        while missing > 0:  # ranks that begin within a step of those before them may get more
             fetched = self._next(deadline)
-            missing -= len(fetched.rows) // self._desk.spec.group_size
+            missing -= fetched.rows.groups
             self._given.append(fetched.rows)
             yield fetched.batch
 
@@ -123,19 +129,21 @@ class Stream:
     def _run(self) -> None:
         try:
             missing = self._step_groups
+            batch = self._source.first_batch(self._consumer) if self._ranks > 1 else 0
             while not self._ending.is_set():
-                fetched = self._fetch(missing)
+                fetched = self._fetch(missing, batch)
                 if fetched is not None and self._hand_over(fetched):
-                    missing -= len(fetched.rows) // self._source.spec.group_size
-                    missing = missing or self._step_groups
+                    batch += 1
+                    missing -= fetched.rows.groups
+                    missing = missing if missing > 0 else self._step_groups
         except BaseException as error:  # this thread's supervisor: the rank is told instead of waiting for ever
             while not (self._ending.is_set() or self._offer(error)):
                 pass  # an offer waits; leases are not extended any more, which may be what failed
 
-    def _fetch(self, groups: int) -> _Fetched | None:
+    def _fetch(self, groups: int, batch: int) -> _Fetched | None:
         self._extend()
         try:
-            rows, batch = self._source.take(
+            rows, values = self._source.take(
                 self._consumer,
                 groups,
                 columns=self._columns,
@@ -143,13 +151,14 @@ class Stream:
                 token_budget=self._token_budget,
                 min_version=self._min_version,
                 seconds=self._seconds,
+                share=Share(batch, self._rank, self._ranks) if self._ranks > 1 else None,
                 deadline=_TURN_SECONDS,
             )
         except (DeadlineError, LostRowsError):  # those of the groups that were not lost are ready again
             return None
         with self._lock:
             self._held[rows.lease] = (rows, monotonic() + self._seconds / 2)
-        return _Fetched(rows, batch)
+        return _Fetched(rows, values)
 
     def _hand_over(self, fetched: _Fetched) -> bool:
         while not self._ending.is_set():

@@ -43,6 +43,24 @@ def balanced_shares(sizes: Sequence[int], ranks: int) -> list[Array]:
     return [np.sort(share) for share in positions]
 
 
+def most_within(sizes: Sequence[int], budget: int, ranks: int = 1) -> int:
+    """How many of the first ``sizes``, at least one a rank, can be shared so that no rank has more than ``budget``. All
+    when there are fewer than ranks."""
+    total = np.cumsum(sizes)
+    low = min(ranks, len(sizes))
+    high = max(low, int(np.searchsorted(total, budget * ranks, side="right")))
+    if ranks == 1:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        shares = balanced_shares(sizes[:middle], ranks)
+        if max(sum(sizes[item] for item in share.tolist()) for share in shares) <= budget:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 def _exchange(shares: list[Array], sizes: Array) -> None:
     sums = [int(sizes[share].sum()) for share in shares]
     while True:

@@ -36,6 +36,9 @@ class Leases:
     def __len__(self) -> int:
         return len(self._held)
 
+    def __contains__(self, lease: int) -> bool:
+        return lease in self._held
+
     def grant(self, consumer: str, groups: Array, deadline: float) -> Lease:
         """A new one."""
         lease = Lease(lease=self._next, consumer=consumer, groups=groups, deadline=deadline)

@@ -18,6 +18,7 @@ from functools import partial
 import numpy as np
 
 from headrace.contract import Array
+from headrace.flow.balance import most_within
 from headrace.flow.group_table import STORED, GroupTable
 from headrace.flow.leases import Lease, Leases
 from headrace.flow.ready import ReadyGroups
@@ -231,18 +232,20 @@ class Ledger(GroupTable):
         at_least: int | None = None,
         token_budget: int | None = None,
         min_version: int | None = None,
+        ranks: int = 1,
     ) -> Lease | None:
         """Up to ``groups`` ready groups, the oldest first; None when there are fewer than ``at_least`` (default:
         ``groups``). ``token_budget``: stop before the group that would pass it, unless it is the first.
-        ``min_version``: leave out those that are older."""
+        ``min_version``: leave out those that are older. ``ranks``: that share them, each within ``token_budget``; see
+        :class:`~headrace.flow.shares.Shares`."""
         who = self._consumers[consumer]
         if who.ready.count(min_version=min_version) < (groups if at_least is None else at_least):
             return None
         chosen = who.ready.take(groups, min_version=min_version)
         if not len(chosen):
             return None
-        if token_budget is not None:
-            kept = self._within(chosen, token_budget)
+        if token_budget is not None or ranks > 1:
+            kept = self._shareable(chosen, groups, token_budget, ranks)
             chosen, rest = chosen[:kept], chosen[kept:]
             who.ready.add(rest, self._column_of("oldest", rest), again=True)
         slots = self._groups.slots(chosen)
@@ -250,10 +253,20 @@ class Ledger(GroupTable):
         self._groups.column("attempts")[slots, who.index] += 1
         return self.leases.grant(consumer, chosen, deadline)
 
-    def _within(self, groups: Array, token_budget: int) -> int:
-        """How many of them, at least one, stay within the budget."""
-        total = np.cumsum(self._column_of("tokens", groups).sum(axis=1))
-        return max(1, int(np.searchsorted(total, token_budget, side="right")))
+    def _shareable(self, chosen: Array, groups: int, token_budget: int | None, ranks: int) -> int:
+        """How many of ``chosen`` stay within the budget, at least one a rank; of ``groups`` either none are left then,
+        or enough for each rank to get one."""
+        kept = len(chosen)
+        if token_budget is not None:
+            kept = most_within(self.group_tokens(chosen), token_budget, ranks)
+        if 0 < groups - kept < ranks:
+            return groups - ranks if groups >= 2 * ranks else len(chosen)
+        return kept
+
+    def group_tokens(self, groups: Array) -> list[int]:
+        """Tokens of each group, all its rows together."""
+        tokens: list[int] = self._column_of("tokens", groups).sum(axis=1).tolist()
+        return tokens
 
     def oldest(self, groups: Array) -> list[int]:
         """The version of each group's oldest token."""

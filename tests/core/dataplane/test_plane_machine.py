@@ -13,7 +13,7 @@ lost and time ends leases. What is proven where, as far as a data plane can prov
     RLX-1          none older than ``min_version`` is given                   here (lease)
     RLX-2          a unit holds at most its capacity                          tests/cases/test_cases_data_plane.py, J02
     RLX-3          staleness changes nothing but who may start                no part of the data plane; tests/core/flow
-    RLX-6          ranks of one group see the same rows                       no part of the data plane yet
+    RLX-6          ranks of one group see the same rows                       test_plane_ranks.py, core/flow
     RLX-12         streamed or whole, what is computed of a group is equal    test_plane_traffic.py
     DORA-2         put = acknowledged + here + dropped + lost                 here (drain), e2e with kills
     DORA-11        short rows are not preferred                               test_plane_traffic.py

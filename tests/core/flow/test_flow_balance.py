@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.flow.balance import balanced_shares
+from headrace.flow.balance import balanced_shares, most_within
 
 
 @given(sizes=st.lists(st.integers(0, 1000), max_size=40), ranks=st.integers(1, 9))
@@ -39,3 +39,16 @@ def test_the_best_division_is_found_where_it_is_plain() -> None:
 def test_no_ranks_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         balanced_shares([1], 0)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 100), min_size=1, max_size=30), ranks=st.integers(1, 5), budget=st.integers(1, 300)
+)
+def test_what_is_said_to_fit_fits_every_rank_unless_it_is_one_item_each(
+    sizes: list[int], ranks: int, budget: int
+) -> None:
+    count = most_within(sizes, budget, ranks)
+    heaviest = max(sum(sizes[item] for item in share) for share in balanced_shares(sizes[:count], ranks))
+    assert heaviest <= budget or count == min(ranks, len(sizes))
+    if ranks == 1 and count < len(sizes):
+        assert sum(sizes[: count + 1]) > budget
