@@ -22,52 +22,15 @@ import zmq
 
 from headrace.contract import Array, Ragged
 from headrace.dataplane import ColumnSchema, DataPlane, Partition, PartitionSpec
-from headrace.dataplane.messages import Described, Fetch, Groups, LeaseCall, LeaseRef, LostCall, Note, Notes, Put
+from headrace.dataplane.messages import Described, Fetch, LeaseCall, LeaseRef, LostCall, Note, Notes, Put
 from headrace.dataplane.serve import serve_ledger, serve_unit
 from headrace.errors import ContractError, DeadlineError, HeadraceError, RunError
-from headrace.wire import BlockingClient, Keys, Limits, RefusedError, Server, encode, tcp_address
+from headrace.wire import BlockingClient, Keys, RefusedError, Server, tcp_address
 from headrace.wire.codec import check_limits
 from headrace.wire.messages import Call, Cancel
 from headrace_storage.memory import MemoryStorage
 from support.data_plane import Services, soon
-
-SPEC = PartitionSpec(
-    "phase",
-    {"tokens": ColumnSchema("int32", ragged=True), "reward": ColumnSchema("float32")},
-    {"train": ("tokens", "reward")},
-    2,
-    "tokens",
-)
-LIMITS = Limits(header_bytes=1 << 20, frame_bytes=1 << 20, frames=16)
-PATIENCE = 60.0
-NEW = None
-ROWS = np.arange(4, dtype=np.int64)
-LONG = Ragged.from_arrays([np.arange(5000, dtype=np.int32)] * 4)
-MESSAGES: dict[str, list[tuple[str, object]]] = {
-    "ledger": [
-        ("create", SPEC),
-        ("describe", "phase"),
-        ("stats", "phase"),
-        ("lost", LostCall("phase", 0.0, 0)),
-        ("lease", LeaseCall("phase", "train", 1, 1, 0.01, 1.0)),
-        ("acknowledge", LeaseRef("phase", 10**6)),
-        ("release", LeaseRef("phase", 10**6)),
-        ("extend", LeaseRef("phase", 10**6, 1.0)),
-        ("drop", Groups("phase", [10**6])),
-        ("note", Notes(1, [Note("phase", ROWS, 4, ("reward",), ROWS, ROWS, 0)])),
-    ],
-    "unit": [
-        ("put", Put("phase", NEW, {"tokens": LONG, "reward": np.zeros(4, np.float32)}, 0)),
-        ("get", Fetch(ROWS, ("tokens",), "phase")),
-        ("delete", np.arange(3000, dtype=np.int64)),
-    ],
-}
-
-
-def frames_of(method: str, request: object, number: int = 1) -> list[bytes]:
-    header, *arrays = encode(request)
-    call = msgspec.msgpack.encode(Call(number, method, PATIENCE, msgspec.Raw(header)))
-    return [call, *(bytes(array) for array in arrays)]
+from support.garbage import LIMITS, MESSAGES, NEW, PATIENCE, ROWS, SPEC, frames_of
 
 
 class Garbled:
