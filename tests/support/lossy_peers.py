@@ -66,7 +66,7 @@ class Worker(Peer):
         method, request = self.asked[number]
         if method == "instance_lost":
             self.lost.add(request.address)
-        elif self.unit == request.address:
+        elif method == "unit_lost" and self.unit == request.address:
             self.unit = ""
         self.answer(method)
 

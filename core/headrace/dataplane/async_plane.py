@@ -1,7 +1,8 @@
 """The data plane from a node's event loop: put rows that a run has dispatched, read rows of which one is told where.
 
 A unit that is lost is known to be when somebody says so (:meth:`AsyncPlane.lost`): what was under way there ends, puts
-go to another unit or wait for one, and reads end with LostRowsError.
+go to another unit or wait for one, and reads end with LostRowsError. So is one that comes later
+(:meth:`AsyncPlane.joined`).
 """
 
 from __future__ import annotations
@@ -62,6 +63,10 @@ class AsyncPlane:
         client = self._clients.pop(address, None)
         if client is not None:
             await client.close()
+
+    def joined(self) -> None:
+        """There is another unit: the next put asks where they are, so that it gets its share."""
+        self._addresses = []
 
     async def close(self) -> None:
         for client in [self._ledger, *self._clients.values()]:

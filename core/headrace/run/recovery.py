@@ -95,7 +95,8 @@ class Recovery:
             "unit_lost", lost, deadline=TELL_DEADLINE, awaiting="the trainer to give a storage unit up"
         )
         await nodes.workers.tell("unit_lost", lost, awaiting="to give a storage unit up")
-        nodes.units[name] = await nodes.supervisor.restart(name)
+        joined = nodes.units[name] = await nodes.supervisor.restart(name)
+        await nodes.workers.tell("unit_joined", PeerCall(address=joined), awaiting="to use a storage unit")
 
     async def _tell_that_nobody_serves(self, address: str) -> None:
         peer = PeerCall(address=address)

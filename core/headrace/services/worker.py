@@ -217,6 +217,11 @@ class WorkerService(NodeService):
         """The storage unit at this address is gone."""
         await self._plane.lost(peer.address)
 
+    @rpc
+    async def unit_joined(self, peer: PeerCall) -> None:
+        """There is a storage unit at this address."""
+        self._plane.joined()
+
     # ------------------------------------------------------------ episodes
 
     def _tasks_of(self, item: WorkItem) -> list[Task]:

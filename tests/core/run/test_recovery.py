@@ -13,7 +13,7 @@ from headrace.services.messages import node_id
 from headrace.services.workers import Workers
 from support.desk import Desk, Peer, turns
 
-TOLD = frozenset({"instance_lost", "unit_lost"})
+TOLD = frozenset({"instance_lost", "unit_lost", "unit_joined"})
 
 
 class Nodes:
@@ -103,6 +103,8 @@ async def test_a_lost_storage_unit_is_given_up_by_all_who_use_it_before_another_
     assert around.ledger.units(None) == ["", "storage-1.0"]
     await around.serves("storage-0")
     assert around.units["storage-0"] == "storage-0.1"
+    for worker in ("environment-0.0", "environment-1.0"):
+        assert around.told(worker)[1:] == [("unit_joined", "storage-0.1")], "or it would never get a row"
 
 
 async def test_a_storage_unit_lost_twice_is_given_up_twice() -> None:
@@ -114,7 +116,8 @@ async def test_a_storage_unit_lost_twice_is_given_up_twice() -> None:
     await around.serves("storage-0", 2)
     assert around.units["storage-0"] == "storage-0.2"
     for user in ("trainer", "environment-0.0"):
-        assert around.told(user) == [("unit_lost", "storage-0.0"), ("unit_lost", "storage-0.1")]
+        lost = [address for method, address in around.told(user) if method == "unit_lost"]
+        assert lost == ["storage-0.0", "storage-0.1"]
 
 
 async def test_a_node_that_is_lost_again_while_others_are_told_of_it_keeps_nobody_waiting() -> None:

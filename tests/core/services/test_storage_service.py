@@ -163,6 +163,17 @@ async def test_where_another_unit_is_known_nobody_is_asked_for_one() -> None:
     assert await putting is KEPT
 
 
+async def test_a_unit_that_comes_later_gets_its_share() -> None:
+    around = Peers()
+    putting = await around.puts("old")
+    around.peers["old"].answer("put", KEPT)
+    await putting
+    around.plane.joined()
+    putting = await around.puts("old", "new")
+    around.peers["new"].answer("put", KEPT)
+    assert await putting is KEPT
+
+
 async def test_rows_of_a_unit_that_is_lost_while_it_is_asked_are_lost() -> None:
     around = Peers()
     getting = asyncio.ensure_future(around.plane.get("rl", ROWS, np.ones((2, 1), np.int16), ["reward"]))
