@@ -50,11 +50,9 @@ class RunDirectory:
 
     @classmethod
     def create_at(cls, path: Path) -> RunDirectory:
-        """Exactly ``path``, which must not exist or be empty."""
-        if path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
+        """Exactly ``path``, which must not exist or be empty; an empty one may be a mounted volume."""
         try:
-            return cls._make(path)
+            return cls._make(path, or_empty=True)
         except FileExistsError:
             raise ConfigError(
                 f"run directory {path} is not empty",
@@ -88,9 +86,11 @@ class RunDirectory:
             ) from None
 
     @classmethod
-    def _make(cls, path: Path) -> RunDirectory:
+    def _make(cls, path: Path, *, or_empty: bool = False) -> RunDirectory:
         try:
-            path.mkdir(parents=True)
+            path.mkdir(parents=True, exist_ok=or_empty)
+            if any(path.iterdir()):
+                raise FileExistsError
             run = cls(path.resolve())
             for folder in (run.models, run.checkpoints, run.logs):
                 folder.mkdir()
