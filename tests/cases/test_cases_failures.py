@@ -32,8 +32,11 @@ def test_I02_the_limit_is_a_share_of_the_newest_trajectories() -> None:
     assert failures.reasons == {"TimeoutError": 8}
 
 
-def test_I02_no_run_stops_before_a_whole_batch_was_seen() -> None:
-    FailureShare(window=16, limit=0.5).record(trajectories=8, failed={"ValueError": 8})
+def test_I02_a_run_stops_as_soon_as_the_rest_of_a_batch_cannot_keep_it_within_the_limit_and_no_sooner() -> None:
+    failures = FailureShare(window=16, limit=0.5)
+    failures.record(trajectories=8, failed={"ValueError": 8})
+    with pytest.raises(RunError, match=r"9 of the last 9 trajectories failed"):
+        failures.record(trajectories=1, failed={"ValueError": 1})
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 A trajectory that fails (its episode or its score raised, ran past its deadline, crashed) is contained and counted by
 reason. Invariant: once more than ``limit`` of the last ``window`` trajectories have failed, the run stops, with the
-first of those failures as its author would want to see it.
+first of those failures as its author would want to see it. So it does at the start when as many have failed, whatever
+became of the others: a reward that hangs shall not be waited for once for every trajectory of a batch.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class FailureShare:
             self._failed -= old_failed
         if self._failed == 0:
             self._details.clear()
-        if self._seen >= self._window and self._failed > self._limit * self._seen:
+        if self._failed > self._limit * max(self._seen, self._window):
             raise RunError(
                 f"{self._failed} of the last {self._seen} trajectories failed, more than the limit of "
                 f"{self._limit:.0%}: {', '.join(f'{n} {r}' for r, n in self.reasons.most_common())}",
