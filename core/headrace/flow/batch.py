@@ -6,8 +6,6 @@ nothing of it had been taken before.
 
 from __future__ import annotations
 
-from collections import Counter
-
 from headrace.flow.leases import Lease
 from headrace.flow.ledger import Ledger, batch_lease
 from headrace.flow.records import BatchLease
@@ -34,11 +32,12 @@ class OpenBatch:
 
     def ready(self) -> dict[int, int]:
         """Groups that are ready for it, or in it while it is not whole, by the version of their oldest token."""
-        ready = Counter(self._ledger.ready(TRAIN))
+        ready = self._ledger.ready(TRAIN)
         if self.whole is None:
             for part in self._parts:
-                ready.update(self._ledger.oldest(part.groups))
-        return dict(ready)
+                for version in self._ledger.oldest(part.groups):
+                    ready[version] = ready.get(version, 0) + 1
+        return ready
 
     def take_part(self, version: int, certain: int, *, deadline: float) -> BatchLease | None:
         """What is ready of groups that are not newer than ``certain``; None when nothing is."""

@@ -13,12 +13,13 @@ for the next cohort.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from headrace.flow.fleet import Fleet, Instance
+from headrace.flow.fleet import Fleet
+from headrace.flow.instances import Instance
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +34,7 @@ class Cohort:
 
 
 class Dispatch:
-    """``barred``: instances that get no new groups at the moment."""
+    """Reads the fleet and places trajectories on it."""
 
     def __init__(
         self,
@@ -42,13 +43,11 @@ class Dispatch:
         batch_groups: int,
         group_size: int,
         lockstep: bool,
-        barred: Callable[[], Set[Instance]],
     ) -> None:
         self._fleet = fleet
         self._batch_groups = batch_groups
         self._group_size = group_size
         self._lockstep = lockstep
-        self._barred = barred
         self._cohort: Cohort | None = None
 
     def can_start(self, version: int) -> bool:
@@ -57,7 +56,7 @@ class Dispatch:
             if self._cohort is not None and self._cohort.version == version:
                 return self._fleet.is_hosted(version)
             return self._fleet.is_hosted_everywhere(version)
-        return self._fleet.with_room(version, barred=self._barred()) is not None
+        return self._fleet.room(version) is not None
 
     def start(self, group: int, trajectories: range, version: int) -> Cohort | None:
         """Place every member of a new group, which :meth:`can_start`; returns its cohort."""
@@ -76,11 +75,7 @@ class Dispatch:
     def place_again(self, trajectory: int, version: int) -> Instance | None:
         """Put an unfinished trajectory on an instance that hosts its version; unplaced when none can take it."""
         self._fleet.remove(trajectory, version)
-        if self._lockstep:
-            instance = self._by_id(trajectory, version)
-        else:
-            room = self._fleet.with_room(version)
-            instance = None if room is None else self._fleet.least_loaded(room)
+        instance = self._by_id(trajectory, version) if self._lockstep else self._fleet.room_again(version)
         self._fleet.place(trajectory, version, instance)
         return instance
 
@@ -91,10 +86,11 @@ class Dispatch:
     def _start_where_there_is_room(self, trajectories: range, version: int) -> None:
         """All members start, and only on instances that had room for one, so that none is ever more than a group above
         its mark, however the loads of the others stand."""
-        room = self._fleet.with_room(version, barred=self._barred())
-        assert room is not None, "can_start was asked"
+        given: dict[Instance, None] = {}
         for trajectory in trajectories:
-            self._fleet.place(trajectory, version, self._fleet.least_loaded(room))
+            instance = self._fleet.room(version) or min(given, key=lambda instance: instance.order)
+            given[instance] = None
+            self._fleet.place(trajectory, version, instance)
 
     # ------------------------------------------------------------ lockstep
 

@@ -7,39 +7,9 @@ its version, and named to the caller.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Set
 
-import numpy as np
-
-from headrace.contract import Array
-
-
-@dataclass(slots=True, eq=False)
-class Instance:
-    """One inference engine replica."""
-
-    name: str
-    slots: int
-    """Trajectories it decodes at once."""
-    live_versions: int
-    """Versions it can host at once."""
-    hosted: set[int]
-    unfinished: dict[int, set[int]] = field(default_factory=dict)
-    """Version → trajectories placed here; no empty sets."""
-    load: int = 0
-    """Trajectories placed here."""
-    index: int = 0
-    """Its place in the arrays of the fleet."""
-
-    @property
-    def share(self) -> float:
-        """Load per slot."""
-        return self.load / self.slots
-
-    def is_idle_on(self, version: int) -> bool:
-        """Whether no unfinished trajectory is placed here under ``version``."""
-        return version not in self.unfinished
+from headrace.flow.instances import Instance, Lightest
 
 
 class Fleet:
@@ -55,11 +25,16 @@ class Fleet:
         self.unplaced: dict[int, set[int]] = {}
         """Version → unfinished trajectories that are on no instance; no empty sets."""
         self._lookahead = lookahead
+        self._joins = 0
         self._instances: dict[str, Instance] = {}
         self._where: dict[int, Instance] = {}
-        self._sorted: list[Instance] | None = None
-        self._share: Array = np.zeros(0)
-        self._hosts: dict[int, Array] = {}
+        self._hosts: dict[int, set[Instance]] = {}
+        """Version → who hosts it; no empty sets."""
+        self._open: dict[int, Lightest] = {}
+        """The same without the barred."""
+        self._barred: Set[Instance] = frozenset()
+        self._by_name: dict[int | None, list[Instance]] = {}
+        """Version → its hosts, None → all instances; made when asked for."""
 
     # ------------------------------------------------------------ instances
 
@@ -72,17 +47,22 @@ class Fleet:
                 f"instance {name!r}: {slots} slots and {live_versions} live versions are both at least 1 "
                 f"and cannot host {sorted(versions)}"
             )
-        self._instances[name] = Instance(name=name, slots=slots, live_versions=live_versions, hosted=set(versions))
-        self._sorted = None
+        self._joins += 1
+        instance = Instance(name=name, slots=slots, live_versions=live_versions, hosted=set(), serial=self._joins)
+        self._instances[name] = instance
+        for version in versions:
+            self._host(instance, version)
+        self._by_name.pop(None, None)
         self.members += 1
 
     def leave(self, name: str) -> tuple[int, ...]:
         """An instance is gone; returns its unfinished trajectories, now unplaced, ascending."""
         instance = self._instance(name)
-        displaced = self._displace(instance, list(instance.unfinished))
+        displaced = self._displace(instance, list(instance.hosted))
         del self._instances[name]
         self.touched.discard(instance)
-        self._sorted = None
+        self._barred -= {instance}
+        self._by_name.pop(None, None)
         self.members += 1
         return displaced
 
@@ -99,9 +79,7 @@ class Fleet:
                 f"it said that it hosts {instance.live_versions}"
             )
         displaced = [trajectory for old in replaced for trajectory in self.retire(name, old)]
-        instances = self.instances
-        instance.hosted.add(version)
-        self._hosts.setdefault(version, np.zeros(len(instances), dtype=np.bool_))[instance.index] = True
+        self._host(instance, version)
         self.touched.add(instance)
         return tuple(displaced)
 
@@ -111,24 +89,13 @@ class Fleet:
         if version not in instance.hosted:
             return ()
         displaced = self._displace(instance, [version])
-        if self._sorted is not None:
-            self._hosts[version][instance.index] = False
-            if not self._hosts[version].any():
-                del self._hosts[version]
         self.touched.add(instance)
         return displaced
 
     @property
     def instances(self) -> list[Instance]:
-        """By name. The arrays are rebuilt here after instances joined or left, once for all of them."""
-        if self._sorted is None:
-            self._sorted = [self._instances[name] for name in sorted(self._instances)]
-            self._share = np.array([instance.share for instance in self._sorted])
-            versions: set[int] = set().union(*(instance.hosted for instance in self._sorted))
-            self._hosts = {v: np.array([v in instance.hosted for instance in self._sorted]) for v in versions}
-            for index, instance in enumerate(self._sorted):
-                instance.index = index
-        return self._sorted
+        """By name."""
+        return self._sorted(None, self._instances.values())
 
     def has(self, instance: Instance) -> bool:
         """Whether this very instance is there, not another of its name."""
@@ -136,33 +103,42 @@ class Fleet:
 
     def hosting(self, version: int) -> list[Instance]:
         """Instances that host ``version``, by name."""
-        instances = self.instances
-        hosts = self._hosts.get(version)
-        return [] if hosts is None else [instances[i] for i in np.flatnonzero(hosts)]
+        return self._sorted(version, self._hosts.get(version, ()))
 
     def is_hosted(self, version: int) -> bool:
         """Whether any instance hosts ``version``."""
-        return bool(self.instances) and version in self._hosts
+        return version in self._hosts
 
     def is_hosted_everywhere(self, version: int) -> bool:
         """Whether every instance hosts ``version``, and there is one."""
-        return self.is_hosted(version) and bool(self._hosts[version].all())
+        return self.is_hosted(version) and len(self._hosts[version]) == len(self._instances)
+
+    def bar(self, instances: Set[Instance]) -> None:
+        """These get no new groups, until this is said again without them."""
+        for instance in instances ^ self._barred:
+            for version in instance.hosted:
+                if instance in instances:
+                    self._open[version].leave(instance)
+                else:
+                    self._open[version].enter(instance)
+        self._barred = frozenset(instances)
 
     # ------------------------------------------------------------ trajectories
 
-    def with_room(self, version: int, *, barred: Collection[Instance] = ()) -> Array | None:
-        """Which instances host ``version`` and may be given more, as a mask by index; None when none does.
-        O(instances), vectorised."""
-        if not self.is_hosted(version):
-            return None
-        room: Array = self._hosts[version] & (self._share < self._lookahead)
-        for instance in barred:
-            room[instance.index] = False
-        return room if room.any() else None
+    def room(self, version: int) -> Instance | None:
+        """Where a trajectory of a new group goes: the least loaded, per slot, of the instances that host ``version``,
+        are not barred and may be given more; ties by name. None when there is none."""
+        hosts = self._open.get(version)
+        lightest = hosts.first() if hosts is not None else None
+        return lightest if lightest is not None and lightest.share < self._lookahead else None
 
-    def least_loaded(self, among: Array) -> Instance:
-        """The instance of the mask with the smallest load per slot; ties by name."""
-        return self.instances[int(np.argmin(np.where(among, self._share, np.inf)))]
+    def room_again(self, version: int) -> Instance | None:
+        """The same for a trajectory that has begun: where nobody else has room, a barred instance takes it."""
+        found = self.room(version)
+        if found is None:
+            barred = (i for i in self._barred if version in i.hosted and i.share < self._lookahead)
+            found = min(barred, key=lambda instance: instance.order, default=None)
+        return found
 
     def instance_of(self, trajectory: int) -> Instance | None:
         """Where an unfinished trajectory is placed."""
@@ -199,15 +175,38 @@ class Fleet:
             raise ValueError(f"no instance {name!r}; instances: {', '.join(sorted(self._instances)) or 'none'}")
         return self._instances[name]
 
+    def _sorted(self, key: int | None, instances: Iterable[Instance]) -> list[Instance]:
+        if key not in self._by_name:
+            self._by_name[key] = sorted(instances, key=lambda instance: instance.name)
+        return self._by_name[key]
+
+    def _host(self, instance: Instance, version: int) -> None:
+        instance.hosted.add(version)
+        if version not in self._hosts:
+            self._hosts[version], self._open[version] = set(), Lightest()
+        self._hosts[version].add(instance)
+        if instance not in self._barred:
+            self._open[version].enter(instance)
+        self._by_name.pop(version, None)
+
+    def _unhost(self, instance: Instance, version: int) -> None:
+        instance.hosted.remove(version)
+        self._hosts[version].remove(instance)
+        self._open[version].leave(instance)
+        if not self._hosts[version]:
+            del self._hosts[version], self._open[version]
+        self._by_name.pop(version, None)
+
     def _weigh(self, instance: Instance, change: int) -> None:
-        instance.load += change
-        if self._sorted is not None:
-            self._share[instance.index] = instance.share
+        instance.weigh(change)
+        if change < 0 and instance not in self._barred:
+            for version in instance.hosted:
+                self._open[version].enter(instance)
 
     def _displace(self, instance: Instance, versions: Iterable[int]) -> tuple[int, ...]:
         displaced: list[int] = []
         for version in versions:
-            instance.hosted.discard(version)
+            self._unhost(instance, version)
             for trajectory in instance.unfinished.pop(version, ()):
                 del self._where[trajectory]
                 self.unplaced.setdefault(version, set()).add(trajectory)

@@ -79,7 +79,6 @@ class Flow:
             batch_groups=batch_groups,
             group_size=group_size,
             lockstep=policy.lockstep,
-            barred=self._switching.barred,
         )
         self._lockstep = policy.lockstep
         self._batch = OpenBatch(self._ledger, groups=batch_groups)
@@ -205,8 +204,10 @@ class Flow:
         version = self._versions.newest
         if not self._admission.admits(self.view(), trained=self._batch_trained):
             return None
-        if self._rollout and not self._dispatch.can_start(version):
-            return None
+        if self._rollout:
+            self._switching.settle()
+            if not self._dispatch.can_start(version):
+                return None
         group = self._ledger.open(self._versions.opened())
         trajectories = self._ledger.rows(group)
         self._dispatched += len(trajectories)
@@ -258,8 +259,8 @@ class Flow:
                     f"trajectory {trajectory} has a token of version {version}, its group started under {pinned}",
                     fix="an engine must sample every token from the version its request names",
                 )
-        row, versions, first = np.array([trajectory]), np.array([version]), self._columns.first
-        written = self._ledger.write(row, first, nbytes=nbytes, tokens=tokens, versions=versions, unit=unit)[0]
+        first = self._columns.first
+        written = self._ledger.write_row(trajectory, first, nbytes=nbytes, tokens=tokens, version=version, unit=unit)
         if written != STORED:
             self._refused[WRITTEN[written]] += 1
             return False

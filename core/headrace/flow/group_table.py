@@ -118,7 +118,8 @@ class GroupTable:
 
     def is_written(self, row: int) -> bool:
         """Whether a row of an open group has a column."""
-        return bool(self._groups.get("written", row // self.group_size)[row % self.group_size])
+        group, member = divmod(row, self.group_size)
+        return bool(self._groups.get("written", group)[member])
 
     def is_started(self, group: int) -> bool:
         """Whether every row of an open group has a column."""
@@ -126,7 +127,8 @@ class GroupTable:
 
     def is_complete(self, group: int) -> bool:
         """Whether every row of an open group has every column."""
-        return bool((self._groups.get("written", group) == self._all).all())
+        written: list[int] = self._groups.get("written", group).tolist()
+        return written.count(self._all) == self.group_size
 
     def stored_groups(self) -> Iterator[StoredGroup]:
         """Open groups that are complete, ascending."""

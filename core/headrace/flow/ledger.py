@@ -19,7 +19,7 @@ import numpy as np
 
 from headrace.contract import Array
 from headrace.flow.balance import most_within
-from headrace.flow.group_table import STORED, GroupTable
+from headrace.flow.group_table import DUPLICATE, LATE, STORED, UNKNOWN, GroupTable
 from headrace.flow.leases import Lease, Leases
 from headrace.flow.ready import ReadyGroups
 from headrace.flow.records import BatchLease, FlowState, StoredGroup
@@ -175,6 +175,41 @@ class Ledger(GroupTable):
                 unit,
             )
         return outcome
+
+    def write_row(
+        self, row: int, columns: Collection[str], *, nbytes: int, tokens: int = 0, version: int, unit: int = 0
+    ) -> int:
+        """:meth:`write` of one row, for a fraction of its cost; returns what became of it."""
+        groups, (group, member), added = self._groups, divmod(row, self.group_size), self._mask(columns)
+        if group not in groups:
+            return LATE if self._first_group <= group < groups.low else UNKNOWN
+        slot = group - groups.base
+        if not groups.column("open")[slot]:
+            return LATE
+        written = groups.column("written")[slot]
+        old = int(written[member])
+        if old & added:
+            return DUPLICATE
+        written[member] = new = old | added
+        groups.column("tokens")[slot, member] += tokens
+        groups.column("nbytes")[slot, member] += nbytes
+        self.nbytes += nbytes
+        units = groups.column("units")[slot, member]
+        for place in self._places(columns):
+            units[place] = unit
+        oldest = groups.column("oldest")
+        if not old:
+            self.buffered += 1
+            if version < oldest[slot]:
+                oldest[slot] = version
+        for consumer in self._consumers.values():
+            if old & consumer.reads != consumer.reads == new & consumer.reads:
+                complete = groups.column("complete")[slot]
+                complete[consumer.index] += 1
+                if complete[consumer.index] == self.group_size:
+                    groups.column("state")[slot, consumer.index] = _READY
+                    consumer.ready.push(int(oldest[slot]), group)
+        return STORED
 
     def _write(
         self,

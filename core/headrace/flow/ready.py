@@ -32,6 +32,12 @@ class Ring:
         self._write((self._start + self._length) % len(self._items), items)
         self._length += len(items)
 
+    def push(self, item: int) -> None:
+        """Add one at the back."""
+        self._fit(self._length + 1)
+        self._items[(self._start + self._length) % len(self._items)] = item
+        self._length += 1
+
     def prepend(self, items: Array) -> None:
         """Add at the front, ``items[0]`` foremost."""
         self._fit(self._length + len(items))
@@ -101,13 +107,14 @@ class ReadyGroups:
 
     def add_of(self, version: int, groups: Array, *, again: bool = False) -> None:
         """:meth:`add` of groups of one version."""
-        ring = self._rings.get(version)
-        if ring is None:
-            ring = self._rings[version] = Ring()
-            self._counts[version] = 0
-            insort(self._versions, version)
+        ring = self._ring(version)
         (ring.prepend if again else ring.append)(groups)
         self._change(version, len(groups))
+
+    def push(self, version: int, group: int) -> None:
+        """:meth:`add` of one group."""
+        self._ring(version).push(group)
+        self._change(version, 1)
 
     def discard(self, version: int) -> None:
         """One group of ``version`` is not ready any more."""
@@ -137,6 +144,13 @@ class ReadyGroups:
     def _from(self, min_version: int | None) -> list[int]:
         first = 0 if min_version is None else bisect_left(self._versions, min_version)
         return self._versions[first:]
+
+    def _ring(self, version: int) -> Ring:
+        if version not in self._rings:
+            self._rings[version] = Ring()
+            self._counts[version] = 0
+            insort(self._versions, version)
+        return self._rings[version]
 
     def _change(self, version: int, change: int) -> None:
         self.total += change

@@ -1,11 +1,14 @@
-"""Which version each instance should load or retire now: a function of the present state, not of what was said before.
+"""Which version each instance should load or retire now: a function of the present state, save that whoever was chosen
+to bring a version back stays chosen.
 
 Rules, per instance, in name order:
 
 1. A version that nobody needs any more (not the newest, nothing in flight, no pin) is retired.
 2. A version that an unplaced trajectory or a pin needs and that no instance hosts is *missing*. Missing versions are
    brought back, oldest first, each by one instance: one with room for another version, else one with a version to
-   spare, else the least loaded, which gets no new groups until it has a version to spare.
+   spare, else the least loaded, which gets no new groups until it has a version to spare. They are chosen anew when
+   that would spare somebody the draining, when the chosen one cannot do it any more, or when the versions that are
+   needed, the instances or the missing versions change.
 3. Every other instance loads the newest version as soon as it has room for it.
 4. An instance without room makes room by retiring one *spare* version: the oldest on which it has nothing unfinished,
    that is not pinned and that no unplaced trajectory waits for. The newest is spare only for rule 2.
@@ -21,12 +24,15 @@ waits for the pins.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from headrace.flow.fleet import Fleet, Instance
+from headrace.flow.fleet import Fleet
+from headrace.flow.instances import Instance
 from headrace.flow.records import Switch
 from headrace.flow.versions import Versions
+
+_HAS_ROOM, _HAS_SPARE, _MUST_DRAIN = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,15 @@ class _Basis:
     versions: int
     members: int
     awaited: frozenset[int]
+    missing: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """``version`` comes back on an instance, at an effort as it was when the instance was chosen."""
+
+    version: int
+    effort: int
 
 
 class Switching:
@@ -46,45 +61,45 @@ class Switching:
         self._versions = versions
         self._basis: _Basis | None = None
         self._switches: dict[str, Switch] = {}
-        self._barred: set[Instance] = set()
+        self._claims: dict[Instance, _Claim] = {}
 
     def switches(self) -> tuple[Switch, ...]:
         """By instance name."""
-        self._decide()
+        self.settle()
         return tuple(switch for _, switch in sorted(self._switches.items()))
 
-    def barred(self) -> Set[Instance]:
-        """Instances that must drain to bring a missing version back, and get no new groups."""
-        self._decide()
-        return self._barred
-
-    def _decide(self) -> None:
+    def settle(self) -> None:
+        """Decide, so that the fleet bars whoever must drain to bring a missing version back."""
         fleet = self._fleet
-        basis = _Basis(self._versions.revision, fleet.members, frozenset(fleet.unplaced))
-        missing = sorted(
-            version
-            for version in {*fleet.unplaced, *self._versions.pinned}
-            if version != self._versions.newest and not fleet.is_hosted(version)
+        missing = tuple(
+            sorted(
+                version
+                for version in {*fleet.unplaced, *self._versions.pinned}
+                if version != self._versions.newest and not fleet.is_hosted(version)
+            )
         )
-        # Bringing versions back depends on every load, so that nothing is reused meanwhile.
-        if missing or basis != self._basis:
+        basis = _Basis(self._versions.revision, fleet.members, frozenset(fleet.unplaced), missing)
+        if basis != self._basis or any(map(self._is_reason_to_choose_anew, fleet.touched)):
+            self._claims = self._claims_of(missing)
+            fleet.bar({instance for instance, claim in self._claims.items() if claim.effort == _MUST_DRAIN})
             self._switches.clear()
-            self._decide_for(fleet.instances, self._claims(missing))
+            self._decide_for(fleet.instances)
         else:
-            self._decide_for(fleet.touched, {})
+            self._decide_for(fleet.touched)
         fleet.touched.clear()
-        self._basis = None if missing else basis
+        self._basis = basis
 
-    def _decide_for(self, instances: Set[Instance] | list[Instance], claims: dict[Instance, int]) -> None:
+    def _decide_for(self, instances: Iterable[Instance]) -> None:
         for instance in instances:
-            switch = self._switch(instance, claims.get(instance))
+            switch = self._switch(instance)
             if switch is None:
                 self._switches.pop(instance.name, None)
             else:
                 self._switches[instance.name] = switch
 
-    def _switch(self, instance: Instance, claim: int | None) -> Switch | None:
-        load = claim
+    def _switch(self, instance: Instance) -> Switch | None:
+        claim = self._claims.get(instance)
+        load = None if claim is None else claim.version
         if load is None and self._versions.newest not in instance.hosted:
             load = self._versions.newest
         retire = self._dead(instance)
@@ -118,27 +133,33 @@ class Switching:
 
     # ------------------------------------------------------------ missing versions
 
-    def _claims(self, missing: list[int]) -> dict[Instance, int]:
-        """Who brings which missing version back; the instances among them that must drain first are barred."""
-        claims: dict[Instance, int] = {}
-        self._barred = set()
+    def _claims_of(self, missing: Iterable[int]) -> dict[Instance, _Claim]:
+        """Who brings which missing version back."""
+        claims: dict[Instance, _Claim] = {}
         for version in missing:
             free = [
-                (effort, instance.share, instance.name, instance)
+                (effort, *instance.order, instance)
                 for instance in self._fleet.instances
                 if instance not in claims and (effort := self._effort(instance)) is not None
             ]
             if free:
-                effort, _, _, instance = min(free, key=lambda candidate: candidate[:3])
-                claims[instance] = version
-                if effort == 2:
-                    self._barred.add(instance)
+                effort, *_, instance = min(free)
+                claims[instance] = _Claim(version, effort)
         return claims
 
+    def _is_reason_to_choose_anew(self, instance: Instance) -> bool:
+        if not self._claims:
+            return False
+        effort, claim = self._effort(instance), self._claims.get(instance)
+        if claim is None:
+            drained = any(claim.effort == _MUST_DRAIN for claim in self._claims.values())
+            return drained and effort is not None and effort < _MUST_DRAIN
+        return claim.effort < _MUST_DRAIN and effort in (None, _MUST_DRAIN)
+
     def _effort(self, instance: Instance) -> int | None:
-        """0: has room; 1: can spare an old version; 2: must drain; None: cannot, all is pinned."""
+        """What it takes to load a missing version; None where it cannot be, because all is pinned."""
         if len(instance.hosted) - len(self._dead(instance)) < instance.live_versions:
-            return 0
+            return _HAS_ROOM
         if self._spare(instance, newest=False) is not None:
-            return 1
-        return 2 if any(version not in self._versions.pinned for version in instance.hosted) else None
+            return _HAS_SPARE
+        return _MUST_DRAIN if any(version not in self._versions.pinned for version in instance.hosted) else None

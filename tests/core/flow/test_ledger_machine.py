@@ -76,6 +76,13 @@ class LedgerMachine(RuleBasedStateMachine):
         for row, size, version, code in zip(rows, sizes, versions, outcome.tolist(), strict=True):
             assert WRITTEN[code] == self.write_one(row, columns, size, version, unit)
 
+    @rule(data=st.data(), columns=st.sets(st.sampled_from(COLUMNS), min_size=1), unit=st.integers(1, UNITS))
+    def write_row(self, data: st.DataObject, columns: set[str], unit: int) -> None:
+        row = data.draw(st.integers(0, (self.first + len(self.groups)) * self.size + 2))
+        size, version = data.draw(st.integers(0, 9)), self.version(row) + data.draw(st.integers(0, 2))
+        code = self.ledger.write_row(row, sorted(columns), nbytes=size, tokens=size, version=version, unit=unit)
+        assert WRITTEN[code] == self.write_one(row, columns, size, version, unit)
+
     @rule(data=st.data(), columns=st.sampled_from([COLUMNS, *READS.values()]), unit=st.integers(1, UNITS))
     def fill(self, data: st.DataObject, columns: tuple[str, ...], unit: int) -> None:
         """Whole groups, so that there is something to lease."""

@@ -1,0 +1,78 @@
+"""One inference engine replica as the flow knows it, and the least loaded of many."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """One inference engine replica."""
+
+    name: str
+    slots: int
+    """Trajectories it decodes at once."""
+    live_versions: int
+    """Versions it can host at once."""
+    hosted: set[int]
+    serial: int
+    """Counts joins: two instances of the same name differ in it."""
+    unfinished: dict[int, set[int]] = field(default_factory=dict)
+    """Version → trajectories placed here; no empty sets."""
+    load: int = 0
+    """Trajectories placed here."""
+    share: float = 0.0
+    """Load per slot."""
+
+    @property
+    def order(self) -> tuple[float, str, int]:
+        """Least loaded first, then by name."""
+        return (self.share, self.name, self.serial)
+
+    def is_idle_on(self, version: int) -> bool:
+        """Whether no unfinished trajectory is placed here under ``version``."""
+        return version not in self.unfinished
+
+    def weigh(self, change: int) -> None:
+        """So many trajectories more are here."""
+        self.load += change
+        self.share = self.load / self.slots
+
+
+class Lightest:
+    """Finds the least loaded of its members without looking at the others.
+
+    A heap whose entries may be out of date: an instance that got lighter is entered again, one that got heavier is put
+    right when it comes to the top. Invariant: every member has an entry that is not heavier than it is, so that the
+    first entry that is right is the lightest member's. O(log members), amortised, for each change and each question.
+    """
+
+    def __init__(self) -> None:
+        self.members: set[Instance] = set()
+        self._heap: list[tuple[float, str, int, Instance]] = []
+
+    def enter(self, instance: Instance) -> None:
+        """It is a member now, or a member that got lighter."""
+        self.members.add(instance)
+        heapq.heappush(self._heap, (instance.share, instance.name, instance.serial, instance))
+        if len(self._heap) > 2 * len(self.members) + 16:
+            self._heap = [(member.share, member.name, member.serial, member) for member in self.members]
+            heapq.heapify(self._heap)
+
+    def leave(self, instance: Instance) -> None:
+        """It is no member any more, if it was one."""
+        self.members.discard(instance)
+
+    def first(self) -> Instance | None:
+        """The least loaded member; ties by name."""
+        heap = self._heap
+        while heap:
+            share, _, _, instance = heap[0]
+            if instance not in self.members or share > instance.share:  # it left, or has a lighter entry
+                heapq.heappop(heap)
+            elif share < instance.share:
+                heapq.heapreplace(heap, (instance.share, instance.name, instance.serial, instance))
+            else:
+                return instance
+        return None
