@@ -22,10 +22,14 @@ class Admission:
         self._publishable: int | None = None
         """The version whose successor the policy has let be published."""
 
+    def admitted(self, view: FlowView) -> int:
+        """How many groups may be added to what is outstanding."""
+        return max(0, self._policy.admit(view))
+
     def admits(self, view: FlowView, *, trained: bool) -> bool:
         """Whether one more group may start. ``trained``: the batch of this version is. A version that may be published
         is not held up by a group that starts meanwhile."""
-        if self._policy.admit(view) <= 0:
+        if self.admitted(view) == 0:
             return False
         if not trained or not self._policy.may_publish(view):
             return True

@@ -7,9 +7,11 @@ its version, and named to the caller.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Collection, Iterable, Iterator, Set
+from operator import itemgetter
 
 from headrace.flow.instances import Instance, Lightest
+from headrace.flow.records import Move
 
 
 class Fleet:
@@ -22,12 +24,16 @@ class Fleet:
         """Changes when an instance joins or leaves."""
         self.touched: set[Instance] = set()
         """Instances that host other versions, or became idle or busy on one, since whoever reads this cleared it."""
+        self.pressed: set[Instance] = set()
+        """Instances short of KV memory: they are full, however many slots are idle."""
         self.unplaced: dict[int, set[int]] = {}
         """Version → unfinished trajectories that are on no instance; no empty sets."""
         self._lookahead = lookahead
         self._joins = 0
         self._instances: dict[str, Instance] = {}
         self._where: dict[int, Instance] = {}
+        self._bound: dict[int, tuple[int, Instance]] = {}
+        """Trajectory → its version and where it goes."""
         self._hosts: dict[int, set[Instance]] = {}
         """Version → who hosts it; no empty sets."""
         self._open: dict[int, Lightest] = {}
@@ -38,7 +44,9 @@ class Fleet:
 
     # ------------------------------------------------------------ instances
 
-    def join(self, name: str, *, slots: int, live_versions: int, versions: Collection[int]) -> None:
+    def join(
+        self, name: str, *, slots: int, live_versions: int, versions: Collection[int], migrates: bool = False
+    ) -> None:
         """A new instance that already hosts ``versions``."""
         if name in self._instances:
             raise ValueError(f"instance {name!r} is known already; it must leave before it joins again")
@@ -48,7 +56,14 @@ class Fleet:
                 f"and cannot host {sorted(versions)}"
             )
         self._joins += 1
-        instance = Instance(name=name, slots=slots, live_versions=live_versions, hosted=set(), serial=self._joins)
+        instance = Instance(
+            name=name,
+            slots=slots,
+            live_versions=live_versions,
+            hosted=set(),
+            serial=self._joins,
+            migrates=migrates,
+        )
         self._instances[name] = instance
         for version in versions:
             self._host(instance, version)
@@ -61,6 +76,7 @@ class Fleet:
         displaced = self._displace(instance, list(instance.hosted))
         del self._instances[name]
         self.touched.discard(instance)
+        self.pressed.discard(instance)
         self._barred -= {instance}
         self._by_name.pop(None, None)
         self.members += 1
@@ -123,6 +139,16 @@ class Fleet:
                     self._open[version].enter(instance)
         self._barred = frozenset(instances)
 
+    def press(self, name: str, pressure: float) -> bool:
+        """An instance has so much of its KV memory in use, which is too much; 0: it is not too much. Returns whether it
+        is under pressure now and was not before."""
+        instance = self._instance(name)
+        began = bool(pressure and not instance.pressure)
+        instance.pressure = pressure
+        (self.pressed.add if pressure else self.pressed.discard)(instance)
+        self._weigh(instance, 0)
+        return began
+
     # ------------------------------------------------------------ trajectories
 
     def room(self, version: int) -> Instance | None:
@@ -151,22 +177,61 @@ class Fleet:
             return
         if version not in instance.hosted:
             raise ValueError(f"instance {instance.name!r} hosts {sorted(instance.hosted)}, not version {version}")
-        if instance.is_idle_on(version):
-            self.touched.add(instance)
-        instance.unfinished.setdefault(version, set()).add(trajectory)
+        self._add(instance, version, trajectory)
         self._where[trajectory] = instance
-        self._weigh(instance, +1)
 
     def remove(self, trajectory: int, version: int) -> None:
         """A trajectory needs no place any more, or not yet. Nothing happens when it had none."""
+        self.release(trajectory)
         instance = self._where.pop(trajectory, None)
         if instance is not None:
-            _take(instance.unfinished, version, trajectory)
-            self._weigh(instance, -1)
-            if instance.is_idle_on(version):
-                self.touched.add(instance)
+            self._discard(instance, version, trajectory)
         elif trajectory in self.unplaced.get(version, ()):
             _take(self.unplaced, version, trajectory)
+
+    # ------------------------------------------------------------ moves
+
+    def moves(self) -> Iterator[Move]:
+        """Who is bound for where, by trajectory."""
+        for trajectory, (version, target) in sorted(self._bound.items(), key=itemgetter(0)):
+            source = self._where[trajectory]
+            yield Move(
+                trajectory=trajectory,
+                version=version,
+                source=source.name,
+                target=target.name,
+                with_state=source.migrates and target.migrates,
+            )
+
+    def staying(self, instance: Instance, version: int) -> list[int]:
+        """Trajectories of a version that are placed on an instance and not bound for another one."""
+        placed = instance.unfinished.get(version, ())
+        return [t for t in placed if t not in self._bound]
+
+    def coming(self, instance: Instance, version: int) -> int:
+        """How many trajectories of a version are bound for an instance."""
+        placed = instance.unfinished.get(version, ())
+        return sum(t in self._bound and self._bound[t][1] is instance for t in placed)
+
+    def bind(self, trajectory: int, version: int, target: Instance) -> None:
+        """A trajectory that is placed and not bound will go on on ``target``."""
+        self._add(target, version, trajectory)
+        self._bound[trajectory] = version, target
+
+    def arrive(self, trajectory: int) -> bool:
+        """A trajectory is where it was bound for; False when it was bound for nowhere any more."""
+        if trajectory not in self._bound:
+            return False
+        version, target = self._bound.pop(trajectory)
+        self._discard(self._where[trajectory], version, trajectory)
+        self._where[trajectory] = target
+        return True
+
+    def release(self, trajectory: int) -> None:
+        """A trajectory is bound for nowhere any more, if it was."""
+        if trajectory in self._bound:
+            version, target = self._bound.pop(trajectory)
+            self._discard(target, version, trajectory)
 
     # ------------------------------------------------------------ inside
 
@@ -197,21 +262,34 @@ class Fleet:
             del self._hosts[version], self._open[version]
         self._by_name.pop(version, None)
 
+    def _add(self, instance: Instance, version: int, trajectory: int) -> None:
+        if instance.is_idle_on(version):
+            self.touched.add(instance)
+        instance.unfinished.setdefault(version, set()).add(trajectory)
+        self._weigh(instance, +1)
+
+    def _discard(self, instance: Instance, version: int, trajectory: int) -> None:
+        _take(instance.unfinished, version, trajectory)
+        self._weigh(instance, -1)
+        if instance.is_idle_on(version):
+            self.touched.add(instance)
+
     def _weigh(self, instance: Instance, change: int) -> None:
         instance.weigh(change)
-        if change < 0 and instance not in self._barred:
+        if change <= 0 and instance not in self._barred:
             for version in instance.hosted:
                 self._open[version].enter(instance)
 
     def _displace(self, instance: Instance, versions: Iterable[int]) -> tuple[int, ...]:
         displaced: list[int] = []
         for version in versions:
+            for trajectory in list(instance.unfinished.get(version, ())):
+                self.release(trajectory)  # what was bound for here stays where it is
+                if self._where[trajectory] is instance:
+                    self.remove(trajectory, version)
+                    self.place(trajectory, version, None)
+                    displaced.append(trajectory)
             self._unhost(instance, version)
-            for trajectory in instance.unfinished.pop(version, ()):
-                del self._where[trajectory]
-                self.unplaced.setdefault(version, set()).add(trajectory)
-                displaced.append(trajectory)
-        self._weigh(instance, -len(displaced))
         return tuple(sorted(displaced))
 
 

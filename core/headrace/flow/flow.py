@@ -11,6 +11,7 @@ What the caller owes for liveness: carry out :meth:`Flow.switches`, call :meth:`
 :meth:`Flow.unplaced`, and tell of everything that finished, failed or left. Then an unplaced trajectory is placed in
 the end, because ``switches`` brings its version back onto an instance when none hosts it (see
 :mod:`headrace.flow.switching`), and the policy's gates never wait for anything but trajectories in flight and tickets.
+:meth:`Flow.moves` only makes it faster: whoever cannot carry moves out need not ask for them.
 """
 
 from __future__ import annotations
@@ -25,22 +26,21 @@ from headrace.errors import StalenessError
 from headrace.flow.admission import Admission
 from headrace.flow.batch import OpenBatch
 from headrace.flow.dispatch import Dispatch
-from headrace.flow.fleet import Fleet
 from headrace.flow.group_table import STORED, WRITTEN
 from headrace.flow.leases import Lease
 from headrace.flow.ledger import Ledger
-from headrace.flow.records import ROW, BatchLease, Counts, FlowColumns, FlowState, Switch, Ticket
-from headrace.flow.switching import Switching
-from headrace.flow.versions import Versions
+from headrace.flow.records import ROW, BatchLease, Counts, FlowColumns, FlowState, Ticket
+from headrace.flow.serving import Serving
 
 
-class Flow:
+class Flow(Serving):
     """``version``: the newest policy version, which the trainer works on. ``first_group``: the first group id; a phase
     with another ``group_size`` must start above every earlier trajectory id. ``state``: of an earlier flow with the
     same sizes, which this one continues; it has its own version and ids. ``rollout=False``: rows come from
     elsewhere (demonstrations), and nothing is placed on instances. ``lookahead``: an instance is given new work while
     it has fewer than ``slots * lookahead`` trajectories, so that its queue hides the round trip; a group's members all
-    start, so that the last group may pass this by ``group_size - 1``.
+    start, so that the last group may pass this by ``group_size - 1``. ``kv_threshold``: the share of its KV memory in
+    use at which an instance is full, whatever slots are idle.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class Flow:
         version: int = 0,
         first_group: int = 0,
         lookahead: float = 1.25,
+        kv_threshold: float = 0.9,
         state: FlowState | None = None,
         columns: FlowColumns = ROW,
     ) -> None:
@@ -67,20 +68,23 @@ class Flow:
         self._admission = Admission(policy, batch_groups=batch_groups)
         if state is not None:
             version, first_group = state.version, state.first_group
-        self._versions = Versions(version)
+        super().__init__(
+            version=version,
+            lookahead=lookahead,
+            kv_threshold=kv_threshold,
+            lockstep=policy.lockstep,
+            top_up=self._top_up,
+        )
         self._columns = columns
         self._ledger = Ledger(
             group_size=group_size, columns=columns.all, consumers=columns.consumers, first_group=first_group
         )
-        self._fleet = Fleet(lookahead=lookahead)
-        self._switching = Switching(self._fleet, self._versions)
         self._dispatch = Dispatch(
             self._fleet,
             batch_groups=batch_groups,
             group_size=group_size,
             lockstep=policy.lockstep,
         )
-        self._lockstep = policy.lockstep
         self._batch = OpenBatch(self._ledger, groups=batch_groups)
         self._batch_trained = False
         self._dispatched = self._trained = self._in_flight = 0
@@ -143,10 +147,6 @@ class Flow:
         """The id the next ticket's group gets."""
         return self._ledger.next_group
 
-    def live_versions(self) -> tuple[int, ...]:
-        """Published and not retired, ascending."""
-        return self._versions.live
-
     def groups_at(self, unit: int) -> tuple[int, ...]:
         """Groups with a column in a storage unit, that are not in the batch in training; ascending."""
         return tuple(group for group in self._ledger.at_unit(unit).tolist() if not self._batch.holds(group))
@@ -159,38 +159,6 @@ class Flow:
     def knows(self, group: int) -> bool:
         """Whether a group is outstanding: dispatched, neither trained nor dropped."""
         return self._ledger.is_open(group)
-
-    # ------------------------------------------------------------ instances
-
-    def join(self, instance: str, *, slots: int, live_versions: int, versions: Collection[int]) -> None:
-        """An instance is there. ValueError when its name is in use: a restarted one must :meth:`leave` first."""
-        for version in versions:
-            self._check_published(version, f"instance {instance!r}")
-        self._fleet.join(instance, slots=slots, live_versions=live_versions, versions=versions)
-
-    def leave(self, instance: str) -> tuple[int, ...]:
-        """An instance is gone. Returns its unfinished trajectories, now :meth:`unplaced`."""
-        return self._fleet.leave(instance)
-
-    def committed(self, instance: str, version: int) -> tuple[int, ...]:
-        """An instance now serves ``version``; one with a single live version has dropped the other by that. Returns
-        the trajectories that this left without their version, now :meth:`unplaced` (none, unless the instance switched
-        after the flow stopped asking for it)."""
-        self._check_published(version, f"instance {instance!r}")
-        return self._fleet.commit(instance, version)
-
-    def retired_on(self, instance: str, version: int) -> tuple[int, ...]:
-        """An instance no longer serves ``version``. Returns as :meth:`committed` does."""
-        return self._fleet.retire(instance, version)
-
-    def hosting(self, version: int) -> tuple[str, ...]:
-        """Instances that serve ``version``, by name."""
-        return tuple(instance.name for instance in self._fleet.hosting(version))
-
-    def switches(self) -> tuple[Switch, ...]:
-        """What instances should load and retire now, by name. A query: it repeats an answer until the instance's
-        :meth:`committed` and :meth:`retired_on` have been told. Cheap when nothing changed."""
-        return self._switching.switches()
 
     # ------------------------------------------------------------ trajectories
 
@@ -222,19 +190,10 @@ class Flow:
             cohort_sizes=cohort.sizes if cohort else {},
         )
 
-    def instance_of(self, trajectory: int) -> str:
-        """Where an unfinished trajectory is placed; "" for nowhere."""
-        instance = self._fleet.instance_of(trajectory)
-        return instance.name if instance else ""
-
     def generated(self, trajectory: int) -> None:
         """The tokens are done: the trajectory's place is free, before it is scored. Late news change nothing."""
         if self._is_awaited(trajectory):
             self._fleet.remove(trajectory, self._ledger.version(trajectory // self.group_size))
-
-    def unplaced(self) -> tuple[int, ...]:
-        """Unfinished trajectories that are on no instance, ascending: each needs :meth:`place_again`."""
-        return tuple(sorted(t for waiting in self._fleet.unplaced.values() for t in waiting))
 
     def place_again(self, trajectory: int) -> str | None:
         """Place a trajectory whose instance left, or that must be generated anew, on an instance that hosts its
@@ -316,6 +275,7 @@ class Flow:
         view = self.view()
         if self._admission.batch(view) is None:
             return None
+        self.rebalance()  # as many groups may start
         return self._batch.take(view.version, deadline=now + ttl)
 
     def take_part(self, *, now: float, ttl: float) -> BatchLease | None:
@@ -361,32 +321,12 @@ class Flow:
             )
         self._versions.publish(version)
         self._batch_trained = False
-
-    def retirable(self) -> tuple[int, ...]:
-        """Live versions older than the newest with nothing in flight and no pin, ascending."""
-        return self._versions.retirable()
-
-    def retired(self, version: int) -> None:
-        """``version`` is gone from the weight store. ValueError unless it is :meth:`retirable`."""
-        self._versions.retire(version)
-
-    def pin(self, version: int) -> None:
-        """Keep a live version live, and hosted, until as many :meth:`unpin`: evaluation reads it."""
-        self._versions.pin(version)
-
-    def unpin(self, version: int) -> None:
-        """Undo one :meth:`pin`."""
-        self._versions.unpin(version)
+        self.rebalance()
 
     # ------------------------------------------------------------ inside
 
+    def _top_up(self) -> int:
+        return self.group_size * self._admission.admitted(self.view())
+
     def _is_awaited(self, trajectory: int) -> bool:
         return self._ledger.is_open(trajectory // self.group_size) and not self._ledger.is_written(trajectory)
-
-    def _check_published(self, version: int, who: str) -> None:
-        if version > self._versions.newest:
-            raise StalenessError(
-                f"{who} reports version {version}, and the newest published version is {self._versions.newest}: "
-                f"staleness would be negative",
-                fix="after a failover or resume, continue from the highest version ever published",
-            )

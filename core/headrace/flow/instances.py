@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass, field
 
 
@@ -18,12 +19,16 @@ class Instance:
     hosted: set[int]
     serial: int
     """Counts joins: two instances of the same name differ in it."""
+    migrates: bool = False
+    """Whether it hands over, and takes, the state of a request."""
     unfinished: dict[int, set[int]] = field(default_factory=dict)
-    """Version → trajectories placed here; no empty sets."""
+    """Version → trajectories placed here, or on their way here; no empty sets."""
     load: int = 0
-    """Trajectories placed here."""
+    """How many these are."""
+    pressure: float = 0.0
+    """Share of its KV memory in use, where that is too much; else 0."""
     share: float = 0.0
-    """Load per slot."""
+    """Load per slot; infinite under pressure."""
 
     @property
     def order(self) -> tuple[float, str, int]:
@@ -35,9 +40,9 @@ class Instance:
         return version not in self.unfinished
 
     def weigh(self, change: int) -> None:
-        """So many trajectories more are here."""
+        """So many trajectories more are here, or it came under pressure, or out of it."""
         self.load += change
-        self.share = self.load / self.slots
+        self.share = math.inf if self.pressure else self.load / self.slots
 
 
 class Lightest:

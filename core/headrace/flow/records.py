@@ -48,6 +48,18 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """An unfinished trajectory should go on on another instance, under the same version."""
+
+    trajectory: int
+    version: int
+    source: str
+    target: str
+    with_state: bool
+    """Whether both can hand over the state of a request; else ``target`` computes its tokens so far once more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLease:
     """A training batch, held until ``deadline`` (the caller's clock)."""
 

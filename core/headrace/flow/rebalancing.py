@@ -1,0 +1,136 @@
+"""Which unfinished trajectories should go on elsewhere, under their own version (the orchestration of DORA, arXiv
+2604.26256).
+
+A trajectory is a function of its tokens and its version, so that any instance that hosts the version may go on with it.
+Two things are worth a move:
+
+* *Consolidation.* The last trajectories of an old version are spread thinly over instances that therefore cannot take
+  up the newest one. :func:`partition` says how many hosts each version deserves; those beyond, the emptiest first, hand
+  all their trajectories of the version to the others, as long as these have idle slots, and then switch.
+* *Relief.* An instance short of memory for KV caches hands its youngest trajectories to instances that are not.
+
+Nobody else moves: a trajectory whose instance keeps its version stays. Decisions are made when something is *due*: a
+version was published, a batch was taken, an instance came or went, an instance came under pressure, or the caller's
+timer rang. In between, deciding costs nothing.
+
+What a move costs: nothing where both instances can hand over a request's state, else the prompt and the tokens so far
+are computed once more. What consolidation gains is the instance's idle slots, for as long as its longest trajectory
+would still have taken; of heavy-tailed lengths the best guess is as long as it has taken so far. A token that is
+computed again is counted as dear as one that is decoded, which is more than it is.
+
+Invariant: a move is decided once, reserves its place and its version on the target, and stands until it is told as
+done or called off, the trajectory finishes, or either instance loses the version.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from headrace.flow.fleet import Fleet
+from headrace.flow.instances import Instance
+from headrace.flow.partition import partition
+from headrace.flow.records import Move
+from headrace.flow.versions import Versions
+
+Held = Callable[[int], int]
+"""Trajectory → tokens in its context now, prompt included."""
+
+
+class Rebalancing:
+    """``top_up``: how many trajectories may start under the newest version."""
+
+    def __init__(self, fleet: Fleet, versions: Versions, *, top_up: Callable[[], int], kv_threshold: float) -> None:
+        self.due = False
+        """Whether the next :meth:`moves` decides anew."""
+        self._fleet = fleet
+        self._versions = versions
+        self._top_up = top_up
+        self._threshold = kv_threshold
+        self._members = 0
+
+    def kv_used(self, name: str, share: float) -> None:
+        """An instance's KV memory is in use by this share; at the threshold it is full, whatever slots it has."""
+        if self._fleet.press(name, share if share >= self._threshold else 0.0):
+            self.due = True
+
+    def moves(self, held: Held) -> tuple[Move, ...]:
+        """By trajectory."""
+        if self.due or self._members != self._fleet.members:
+            self.due, self._members = False, self._fleet.members
+            for instance in self._fleet.pressed:
+                self._relieve(instance, held)
+            self._consolidate(held)
+        return tuple(self._fleet.moves())
+
+    def _relieve(self, instance: Instance, held: Held) -> None:
+        """As many leave as are beyond the threshold, if all are alike."""
+        placed = [(t, version) for version in instance.unfinished for t in self._fleet.staying(instance, version)]
+        beyond = math.ceil(instance.load * (1 - self._threshold / instance.pressure)) - (instance.load - len(placed))
+        placed.sort(key=lambda found: (held(found[0]), -found[0]))
+        for trajectory, version in placed[: max(0, beyond)]:
+            target = self._fleet.room(version)
+            if target is not None and target.load < target.slots:
+                self._fleet.bind(trajectory, version, target)
+
+    # ------------------------------------------------------------ consolidation
+
+    def _consolidate(self, held: Held) -> None:
+        instances, newest = self._fleet.instances, self._versions.newest
+        demand = Counter({version: len(waiting) for version, waiting in self._fleet.unplaced.items()})
+        for instance in instances:
+            for version, placed in instance.unfinished.items():
+                demand[version] += len(placed)
+        demand[newest] += self._top_up()
+        seats = partition(demand, seats=sum(i.live_versions for i in instances), instances=len(instances))
+        for version in sorted(set(seats) - {newest}):
+            self._concentrate(version, seats[version], held)
+
+    def _concentrate(self, version: int, hosts: int, held: Held) -> None:
+        """Empty the hosts of a version beyond so many, where that lets them take up the newest version and pays. Who is
+        idle on it, or being emptied, neither gives nor takes; who is being filled does not give."""
+        if version in self._versions.pinned:
+            return  # it stays everywhere
+        busy = [i for i in self._fleet.hosting(version) if not i.is_idle_on(version)]
+        staying = {i: self._fleet.staying(i, version) for i in busy}
+        coming = {i: self._fleet.coming(i, version) for i in busy}
+        settled = [i for i in busy if len(staying[i]) + coming[i] == len(i.unfinished[version])]
+        settled.sort(key=lambda instance: (-len(instance.unfinished[version]), instance.name))
+        kept, beyond = settled[:hosts], settled[hosts:]
+        for source in reversed(beyond):
+            leaving = staying[source]
+            if coming[source] or not self._is_in_the_way(source):
+                continue
+            targets = _spread(len(leaving), kept)
+            if targets is None:
+                break  # the others have more to move
+            pairs = list(zip(sorted(leaving), targets, strict=True))
+            if self._pays(source, pairs, held):
+                for trajectory, target in pairs:
+                    self._fleet.bind(trajectory, version, target)
+
+    def _is_in_the_way(self, instance: Instance) -> bool:
+        return self._versions.newest not in instance.hosted and len(instance.unfinished) >= instance.live_versions
+
+    def _pays(self, source: Instance, pairs: Iterable[tuple[int, Instance]], held: Held) -> bool:
+        tokens = {trajectory: held(trajectory) for trajectory, _ in pairs}
+        again = sum(tokens[t] for t, target in pairs if not (source.migrates and target.migrates))
+        return again < (source.slots - source.load) * max(tokens.values())
+
+
+def _spread(count: int, instances: Iterable[Instance]) -> list[Instance] | None:
+    """Idle slots for so many, on the least loaded first; None when there are too few."""
+    heap = [(i.load / i.slots, i.name, i.load, i) for i in instances if i.load < i.slots and not i.pressure]
+    heapq.heapify(heap)
+    found: list[Instance] = []
+    while heap and len(found) < count:
+        _, name, load, instance = heap[0]
+        found.append(instance)
+        load += 1
+        if load < instance.slots:
+            heapq.heapreplace(heap, (load / instance.slots, name, load, instance))
+        else:
+            heapq.heappop(heap)
+    return found if len(found) == count else None
