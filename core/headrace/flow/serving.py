@@ -64,9 +64,9 @@ class Serving:
 
     def moves(self, held: Callable[[int], int] = lambda trajectory: 1) -> tuple[Move, ...]:
         """Which unfinished trajectories should go on elsewhere, by id; :mod:`headrace.flow.rebalancing` says why. A
-        query: it repeats an answer until :meth:`moved` or :meth:`stays` has been told, or the move came to nothing. Cheap when
-        nothing is due. ``held``: tokens in a trajectory's context now, which a move may have to compute again; by
-        default all are taken to be equally long. Lockstep: nothing moves."""
+        query: it repeats an answer until :meth:`moved` or :meth:`stays` has been told, or the move came to nothing.
+        Cheap when nothing is due. ``held``: tokens in a trajectory's context now, which a move may have to compute
+        again; by default all are taken to be equally long. Lockstep: nothing moves."""
         return () if self._lockstep else self._rebalancing.moves(held)
 
     def moved(self, trajectory: int) -> bool:
