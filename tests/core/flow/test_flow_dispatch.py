@@ -246,6 +246,20 @@ def test_a_busy_fleet_drains_one_instance_to_bring_a_missing_version_back() -> N
     assert ticket(flow).instances == ("a",)
 
 
+def test_who_was_to_bring_a_version_back_and_got_full_meanwhile_must_drain() -> None:
+    flow = free_running(batch_groups=1, group_size=1, max_staleness=3)
+    flow.join("z", slots=4, live_versions=1, versions=(0,))
+    ticket(flow), ticket(flow)
+    advance(flow, (0,), version=0)
+    flow.join("a", slots=4, live_versions=1, versions=())
+    assert flow.switches() == (Switch(instance="a", load=1, retire=()),)
+    assert flow.leave("z") == (1,)
+    assert flow.switches() == (Switch(instance="a", load=0, retire=()),)
+    flow.committed("a", 1)
+    assert flow.next_ticket() is None, "version 1 was on its way already; version 0 comes first all the same"
+    assert flow.switches() == (Switch(instance="a", load=0, retire=(1,)),)
+
+
 def test_new_groups_avoid_the_instance_that_drains() -> None:
     policy = MultiVersion(MultiVersion.Settings(max_staleness=3, outstanding_batches=3))
     flow = Flow(policy=policy, batch_groups=2, group_size=1)

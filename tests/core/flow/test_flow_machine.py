@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -20,6 +20,7 @@ from headrace.contract import StalenessPolicy
 from headrace.errors import StalenessError
 from headrace.flow import BatchLease, Flow, Switch
 from support.flow_model import POLICIES, Node, Trajectory, most_in_flight
+from support.profiles import machine
 
 LOOKAHEAD = 1.25
 NAMES = ("a", "b", "c")
@@ -393,7 +394,5 @@ class FlowMachine(RuleBasedStateMachine):
         self.retire()
 
 
-FlowMachine.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
+FlowMachine.TestCase.settings = machine(examples=40, steps=30, suppress_health_check=list(HealthCheck))
 TestFlowKeepsItsInvariants = FlowMachine.TestCase

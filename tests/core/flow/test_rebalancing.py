@@ -8,6 +8,9 @@ import pytest
 
 from headrace.contract import FlowView
 from headrace.flow import Flow, Move
+from headrace.flow.fleet import Fleet
+from headrace.flow.rebalancing import Rebalancing
+from headrace.flow.versions import Versions
 from headrace_staleness.multi_version import MultiVersion
 from headrace_staleness.synchronous import Synchronous
 
@@ -99,6 +102,18 @@ def test_whose_instance_keeps_its_version_stays_dora_9() -> None:
     flow = tail({"a": 3, "b": 1}, live_versions=2)
     assert [(switch.load, switch.retire) for switch in flow.switches()] == [(1, ())] * 4
     assert flow.moves() == (), "there is a seat for version 1 beside version 0"
+
+
+def test_an_instance_that_has_the_newest_version_beside_keeps_what_it_has() -> None:
+    fleet, versions = Fleet(lookahead=1.0), Versions(0)
+    versions.publish(1)
+    fleet.join("a", slots=SLOTS, live_versions=1, versions=(0,))
+    fleet.join("b", slots=SLOTS, live_versions=1, versions=(0,))
+    fleet.join("c", slots=SLOTS, live_versions=2, versions=(0, 1))
+    for trajectory, name in enumerate(["a", "a", "b", "c"]):
+        fleet.place(trajectory, 0, next(i for i in fleet.instances if i.name == name))
+    rebalancing = Rebalancing(fleet, versions, top_up=lambda: 40, kv_threshold=0.9)
+    assert routes(rebalancing.moves(lambda trajectory: 1)) == {2: ("b", "a")}, "one seat for version 0, three for 1"
 
 
 def test_an_instance_is_emptied_whole_or_not_at_all() -> None:
