@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from time import monotonic
 
 from headrace.contract import Array, Batch, Column, StorageStats
 from headrace.dataplane.gathering import join, parts
@@ -30,6 +31,8 @@ from headrace.errors import DeadlineError, HeadraceError, LostRowsError
 from headrace.wire import BlockingClient
 
 DEADLINE = 60.0
+LEARN_SECONDS = 5.0
+"""After which a producer asks again where the storage units are, so that one that came later gets its share."""
 LEASE_SECONDS = 60.0
 GRACE = 10.0
 """How much longer than the ledger a consumer waits for what the ledger decides."""
@@ -109,7 +112,7 @@ class Partition:
         self._name = name
         described = self._describe()
         self.spec: PartitionSpec = described.spec
-        self._units = described.units
+        self._units, self._learned = described.units, monotonic()
         self._turns = itertools.count()
         self._lost = 0
         """Groups that :meth:`lost` has told of."""
@@ -131,7 +134,7 @@ class Partition:
         try:
             return self._put(number, put, deadline)
         except DeadlineError:
-            self._units = self._describe().units  # the next put need not meet it again, if it is gone
+            self._learn()  # the next put need not meet it again, if it is gone
             raise
 
     def _put(self, number: int, put: Put, deadline: float) -> Noted:
@@ -145,10 +148,9 @@ class Partition:
 
     def _next_unit(self) -> int:
         """Units in turn."""
+        if not any(self._units) or monotonic() > self._learned + LEARN_SECONDS:
+            self._learn()
         there = [number for number, address in enumerate(self._units, 1) if address]
-        if not there:
-            self._units = self._describe().units
-            there = [number for number, address in enumerate(self._units, 1) if address]
         if not there:
             raise DeadlineError("the data plane has no storage unit", fix="start one")
         return there[next(self._turns) % len(there)]
@@ -255,7 +257,7 @@ class Partition:
         try:
             yield
         except DeadlineError as error:
-            self._units = self._describe().units
+            self._learn()
             if self._units[unit - 1]:
                 raise
             raise LostRowsError("a storage unit is gone, and the rows that it kept") from error
@@ -314,6 +316,7 @@ class Partition:
 
     def unit_stats(self, *, deadline: float = DEADLINE) -> list[StorageStats]:
         """Rows and bytes that each unit holds, of all partitions."""
+        self._learn()
         return [
             self._unit(number).call("unit_stats", reply=StorageStats, deadline=deadline, awaiting="a unit's figures")
             for number, address in enumerate(self._units, 1)
@@ -323,6 +326,10 @@ class Partition:
     def _tell(self, method: str, request: object, deadline: float) -> None:
         self._plane.client().call(method, request, deadline=deadline, awaiting="the ledger")
 
+    def _learn(self) -> None:
+        """Where the units are."""
+        self._units, self._learned = self._describe().units, monotonic()
+
     def _describe(self) -> Described:
         return self._plane.client().call(
             "describe", self._name, reply=Described, deadline=DEADLINE, awaiting="the description of a partition"
@@ -330,7 +337,7 @@ class Partition:
 
     def _unit(self, number: int) -> BlockingClient:
         if number > len(self._units):
-            self._units = self._describe().units
+            self._learn()
         if not self._units[number - 1]:
             raise LostRowsError("a storage unit is gone, and the rows that it kept")
         return self._plane.client(self._units[number - 1])

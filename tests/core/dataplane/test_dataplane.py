@@ -336,6 +336,17 @@ def test_rows_of_a_unit_that_is_gone_are_named_and_given_to_nobody(services: Ser
     assert partition.try_put({"reward": rewards(1)}, rows=first).refused.tolist() == [2]
 
 
+def test_a_unit_that_comes_later_gets_its_share(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    services.unit()
+    partition = services.plane().create(spec())
+    put(partition, 1)
+    services.unit()
+    monkeypatch.setattr("headrace.dataplane.plane.LEARN_SECONDS", 0.0)
+    for _ in range(3):
+        put(partition, 1)
+    assert [stats.rows for stats in partition.unit_stats()] == [2, 2]
+
+
 def test_a_plane_without_a_unit_says_so(services: Services) -> None:
     plane: DataPlane = services.plane()
     with pytest.raises(DeadlineError, match="no storage unit"):
