@@ -28,6 +28,8 @@ INLINE_BYTES = 4096
 _FRAMED = 1
 _INLINE = 2
 _MAX_DIMENSIONS = 32
+_MAX_LAYOUT_BYTES = 255
+_NUMBER_BYTES = 4
 _NUMBERS = re.compile(r"[<>|][biufc][0-9]{1,2}")
 """What may be asked of numpy, which warns of some names, and reads things into others, that are no dtype's."""
 _MINI_FLOATS: dict[str, np.dtype[Any]] = {
@@ -36,21 +38,13 @@ _MINI_FLOATS: dict[str, np.dtype[Any]] = {
 }
 
 
-class _Framed(msgspec.Struct, array_like=True):
+class _Layout(msgspec.Struct, array_like=True):
     dtype: str
     shape: tuple[int, ...]
-    frame: int
-
-
-class _Inline(msgspec.Struct, array_like=True):
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_framed = msgspec.msgpack.Decoder(_Framed).decode
-_decode_inline = msgspec.msgpack.Decoder(_Inline).decode
+_decode_layout = msgspec.msgpack.Decoder(_Layout).decode
 
 
 def array_bytes(array: Array) -> memoryview:
@@ -82,37 +76,63 @@ def parse_dtype(name: str) -> np.dtype[Any]:
 
 
 def pack_array(array: Array, frames: list[Buffer]) -> msgspec.msgpack.Ext:
-    """The extension for the header; appends a frame when the array does not fit inline."""
-    dtype, shape = dtype_name(array.dtype), array.shape
+    """The extension for the header: a byte that says how long the layout is, the layout, then the array's bytes or the
+    number of its frame, which is appended where the array does not fit inline."""
+    layout = _layout(array.dtype, array.shape)
     if array.nbytes <= INLINE_BYTES:
-        return msgspec.msgpack.Ext(_INLINE, _encode(_Inline(dtype, shape, array.tobytes())))
+        return msgspec.msgpack.Ext(_INLINE, layout + array.tobytes())
     contiguous = array if array.flags.c_contiguous else array.copy(order="C")
     frames.append(array_bytes(contiguous))
-    return msgspec.msgpack.Ext(_FRAMED, _encode(_Framed(dtype, shape, len(frames) - 1)))
+    return msgspec.msgpack.Ext(_FRAMED, layout + (len(frames) - 1).to_bytes(_NUMBER_BYTES, "big"))
 
 
 def unpack_array(code: int, payload: memoryview, frames: Sequence[Any]) -> Array:
     """The array of an extension. RefusedError when extension and frames do not fit together."""
+    if not payload:
+        raise RefusedError("an empty msgpack extension", reason=BAD_FRAME)
+    start = 1 + payload[0]
     if code == _INLINE:
-        inline = _decode_inline(payload)
-        return _view(inline.dtype, inline.shape, bytearray(inline.data))
+        dtype, shape, nbytes = _parse_layout(bytes(payload[:start]))
+        if len(payload) - start != nbytes:
+            raise _misfit(dtype, shape, len(payload) - start)
+        inline: Array = np.ndarray(shape, dtype, buffer=bytearray(payload[start:]))
+        return inline
     if code != _FRAMED:
         raise RefusedError(f"an unknown msgpack extension {code}", reason=BAD_FRAME)
-    framed = _decode_framed(payload)
-    if not 0 <= framed.frame < len(frames):
-        raise RefusedError(f"array frame {framed.frame} of a message with {len(frames)}", reason=BAD_FRAME)
-    return _view(framed.dtype, framed.shape, frames[framed.frame])
-
-
-def _view(name: str, shape: tuple[int, ...], buffer: Any) -> Array:
-    dtype = parse_dtype(name)
-    if len(shape) > _MAX_DIMENSIONS or any(length < 0 for length in shape):
-        raise RefusedError(f"an array of impossible shape {shape}", reason=BAD_FRAME)
-    data = memoryview(buffer)
-    if prod(shape) * dtype.itemsize != data.nbytes:
-        raise RefusedError(
-            f"{data.nbytes} bytes for an array of {dtype.name} {shape}, which takes {prod(shape) * dtype.itemsize}",
-            reason=BAD_FRAME,
-        )
+    dtype, shape, nbytes = _parse_layout(bytes(payload[:start]))
+    number = int.from_bytes(payload[start : start + _NUMBER_BYTES], "big")
+    if number >= len(frames) or len(payload) != start + _NUMBER_BYTES:
+        raise RefusedError(f"array frame {number} of a message with {len(frames)}", reason=BAD_FRAME)
+    data = memoryview(frames[number])
+    if data.nbytes != nbytes:
+        raise _misfit(dtype, shape, data.nbytes)
     array: Array = np.ndarray(shape, dtype, buffer=data)
     return array if array.flags.aligned and array.flags.writeable else array.copy()
+
+
+@lru_cache(maxsize=1024)
+def _layout(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    layout = _encode(_Layout(dtype_name(dtype), shape))
+    if len(layout) > _MAX_LAYOUT_BYTES:
+        raise TypeError(f"arrays of shape {shape} do not travel; the lengths of their dimensions are too many")
+    return bytes([len(layout)]) + layout
+
+
+@lru_cache(maxsize=1024)
+def _parse_layout(layout: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """Dtype, shape and number of bytes."""
+    try:
+        described = _decode_layout(layout[1:])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RefusedError(f"an array whose layout cannot be read: {error}", reason=BAD_FRAME) from error
+    dtype, shape = parse_dtype(described.dtype), described.shape
+    if len(shape) > _MAX_DIMENSIONS or any(length < 0 for length in shape):
+        raise RefusedError(f"an array of impossible shape {shape}", reason=BAD_FRAME)
+    return dtype, shape, prod(shape) * dtype.itemsize
+
+
+def _misfit(dtype: np.dtype[Any], shape: tuple[int, ...], nbytes: int) -> RefusedError:
+    return RefusedError(
+        f"{nbytes} bytes for an array of {dtype.name} {shape}, which takes {prod(shape) * dtype.itemsize}",
+        reason=BAD_FRAME,
+    )

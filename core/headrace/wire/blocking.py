@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from math import ceil
 from types import NoneType
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -24,7 +25,7 @@ R = TypeVar("R")
 
 _RCVMORE, _SNDMORE = int(zmq.RCVMORE), int(zmq.SNDMORE)
 _ZERO_COPY_BYTES = 1 << 16
-_decode = msgspec.msgpack.Decoder(Reply | Failure).decode
+_decode = msgspec.msgpack.Decoder(Reply[msgspec.Raw] | Failure).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -47,8 +48,10 @@ class BlockingClient:
         self._keys = keys
         self._limits = limits
         self._socket: Socket | None = None
+        self._milliseconds = 0
+        """How long a send or a receive waits."""
         self._calls = 0
-        self._early: dict[int, tuple[Reply | Failure, list[memoryview]]] = {}
+        self._early: dict[int, tuple[Reply[msgspec.Raw] | Failure, list[memoryview]]] = {}
         """Replies to calls that are received later."""
 
     @overload
@@ -70,11 +73,10 @@ class BlockingClient:
         if not 0 < deadline <= MAX_SECONDS:
             raise ValueError(f"a deadline is a number of seconds above 0, got {deadline!r}")
         self._calls += 1
-        header, *arrays = encode(request)
-        message = _encode(Call(self._calls, method, deadline, msgspec.Raw(header)))
-        check_limits([len(message), *(len(array) for array in arrays)], self._limits)
+        message, *arrays = encode(Call(self._calls, method, deadline, request))
+        check_limits(len(message), arrays, self._limits)
         socket = self._connected()
-        socket.sndtimeo = max(1, int(deadline * 1000))
+        self._wait_at_most(deadline)
         try:
             socket.send(message, _SNDMORE if arrays else 0)
             for number, array in enumerate(arrays, 1):
@@ -90,7 +92,7 @@ class BlockingClient:
         if isinstance(answer, Failure):
             raise from_failure(answer)
         try:
-            check_limits([len(answer.body), *(len(array) for array in arrays)], self._limits)
+            check_limits(len(answer.body), arrays, self._limits)
             value: R = decoder_for(reply).decode(answer.body, arrays)
             return value
         except RefusedError as refusal:
@@ -104,10 +106,20 @@ class BlockingClient:
 
     def _connected(self) -> Socket:
         if self._socket is None:
+            self._milliseconds = 0
             self._socket = connect_socket(zmq.Context.instance(), self._address, keys=self._keys, limits=self._limits)
         return self._socket
 
-    def _await(self, sent: Sent) -> tuple[Reply | Failure, list[memoryview]]:
+    def _wait_at_most(self, seconds: float) -> None:
+        """Setting what is set costs more than a small message."""
+        milliseconds = ceil(seconds * 1000)
+        if milliseconds != self._milliseconds:
+            socket = self._connected()
+            socket.set(zmq.SNDTIMEO, milliseconds)
+            socket.set(zmq.RCVTIMEO, milliseconds)
+            self._milliseconds = milliseconds
+
+    def _await(self, sent: Sent) -> tuple[Reply[msgspec.Raw] | Failure, list[memoryview]]:
         while (left := sent.until - time.monotonic()) > 0:
             received = self._receive(left)
             if received is None:
@@ -121,9 +133,9 @@ class BlockingClient:
         what = f", awaiting {sent.awaiting}" if sent.awaiting else ""
         raise DeadlineError(f"no reply to {sent.method} from {self._address} in {sent.seconds:g} s{what}")
 
-    def _receive(self, seconds: float) -> tuple[Reply | Failure, list[memoryview]] | None:
+    def _receive(self, seconds: float) -> tuple[Reply[msgspec.Raw] | Failure, list[memoryview]] | None:
         socket = self._connected()
-        socket.rcvtimeo = max(1, int(seconds * 1000))
+        self._wait_at_most(seconds)
         try:
             header = socket.recv()
         except zmq.Again:

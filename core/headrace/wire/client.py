@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-_decode = msgspec.msgpack.Decoder(Reply | Failure).decode
+_decode = msgspec.msgpack.Decoder(Reply[msgspec.Raw] | Failure).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -83,9 +83,8 @@ class Client:
         self._calls += 1
         call = self._calls
         self._connected()
-        header, *arrays = encode(request)
-        message = _encode(Call(call, method, deadline, msgspec.Raw(header)))
-        check_limits([len(message), *(len(array) for array in arrays)], self._limits)
+        message, *arrays = encode(Call(call, method, deadline, request))
+        check_limits(len(message), arrays, self._limits)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         what = f", awaiting {awaiting}" if awaiting else ""
@@ -175,11 +174,11 @@ class Client:
         except HeadraceError as error:
             pending.future.set_exception(error)
 
-    def _read(self, answer: Reply | Failure, arrays: list[memoryview], pending: _Pending) -> Any:
+    def _read(self, answer: Reply[msgspec.Raw] | Failure, arrays: list[memoryview], pending: _Pending) -> Any:
         if isinstance(answer, Failure):
             raise from_failure(answer)
         try:
-            check_limits([len(answer.body), *(len(array) for array in arrays)], self._limits)
+            check_limits(len(answer.body), arrays, self._limits)
             return pending.reply.decode(answer.body, arrays)
         except RefusedError as refusal:
             raise WireError(f"the reply to {pending.method} from {self._address}: {refusal.message}") from refusal

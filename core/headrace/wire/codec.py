@@ -31,54 +31,67 @@ T = TypeVar("T")
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-class _Received(threading.local):
-    """Frames of the message that this thread is decoding."""
+class _Local(threading.local):
+    """Array frames of the message that this thread is encoding, and of the one that it is decoding."""
 
-    frames: Sequence[Any] = ()
+    sent: list[Buffer] | None = None
+    received: Sequence[Any] = ()
 
 
-_received = _Received()
+_local = _Local()
 
 
 def encode(value: object) -> list[Buffer]:
     """Header and array frames of ``value``. TypeError for a value that cannot travel."""
     frames: list[Buffer] = []
-
-    def hook(item: object) -> object:
-        if isinstance(item, np.ndarray):
-            return pack_array(item, frames)
-        if isinstance(item, np.generic):
-            return item.item()
-        raise TypeError(f"values of type {type(item).__qualname__} do not travel")
-
-    header = msgspec.msgpack.Encoder(enc_hook=hook).encode(value)
+    _local.sent = frames
+    try:
+        header = _encode(value)
+    finally:
+        _local.sent = None
     return [header, *frames]
+
+
+def _pack(item: object) -> object:
+    if isinstance(item, np.ndarray):
+        assert _local.sent is not None
+        return pack_array(item, _local.sent)
+    if isinstance(item, np.generic):
+        return item.item()
+    raise TypeError(f"values of type {type(item).__qualname__} do not travel")
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_pack).encode
 
 
 def decode(frames: Sequence[Any], kind: type[T], *, limits: Limits = DEFAULT_LIMITS) -> T:
     """The value of a message, frames as :func:`encode` made them. RefusedError when it is not a ``kind``."""
     if not frames:
         raise RefusedError("a message without a header", reason=MALFORMED)
-    check_limits([memoryview(frame).nbytes for frame in frames], limits)
-    value: T = decoder_for(kind).decode(frames[0], frames[1:])
+    header, *arrays = [memoryview(frame).cast("B") for frame in frames]
+    check_limits(len(header), arrays, limits)
+    value: T = decoder_for(kind).decode(header, arrays)
     return value
 
 
-def check_limits(sizes: Sequence[int], limits: Limits) -> None:
-    """RefusedError when a message of a header and array frames of these sizes (bytes) is over a bound."""
-    if sizes[0] > limits.header_bytes:
+def check_limits(header: int, arrays: Sequence[Any], limits: Limits) -> None:
+    """RefusedError when a message of a header of so many bytes and these frames is over a bound."""
+    if header > limits.header_bytes:
         raise RefusedError(
-            f"a message header of {sizes[0]} bytes; at most {limits.header_bytes} are allowed", reason=HEADER_TOO_LARGE
+            f"a message header of {header} bytes; at most {limits.header_bytes} are allowed", reason=HEADER_TOO_LARGE
         )
-    if len(sizes) - 1 > limits.frames:
+    if not arrays:
+        return
+    if len(arrays) > limits.frames:
         raise RefusedError(
-            f"a message of {len(sizes) - 1} arrays; at most {limits.frames} are allowed",
+            f"a message of {len(arrays)} arrays; at most {limits.frames} are allowed",
             reason=TOO_MANY_FRAMES,
             fix="join rows into a Ragged column",
         )
-    if max(sizes) > limits.frame_bytes:
+    largest = max(map(len, arrays))
+    if largest > limits.frame_bytes:
         raise RefusedError(
-            f"an array of {max(sizes)} bytes; at most {limits.frame_bytes} are allowed", reason=FRAME_TOO_LARGE
+            f"an array of {largest} bytes; at most {limits.frame_bytes} are allowed", reason=FRAME_TOO_LARGE
         )
 
 
@@ -91,7 +104,7 @@ class TypedDecoder:
 
     def decode(self, header: Any, frames: Sequence[Any]) -> Any:
         """RefusedError when header and frames are not a value of the type."""
-        _received.frames = frames
+        _local.received = frames
         try:
             value = self._decoder.decode(header)
             return restore(value) if self._restores else value
@@ -104,7 +117,7 @@ class TypedDecoder:
         except (TypeError, ValueError) as error:  # a constructor refused the values
             raise RefusedError(f"a message of the wrong type: {error}", reason=WRONG_TYPE) from error
         finally:
-            _received.frames = ()
+            _local.received = ()
 
 
 _decoders: dict[Any, TypedDecoder] = {}
@@ -119,7 +132,7 @@ def decoder_for(kind: Any) -> TypedDecoder:
 
 
 def _unpack_extension(code: int, payload: memoryview) -> Array:
-    return unpack_array(code, payload, _received.frames)
+    return unpack_array(code, payload, _local.received)
 
 
 def _convert(kind: type, value: Any) -> Any:

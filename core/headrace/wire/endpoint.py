@@ -40,6 +40,7 @@ class Endpoint:
         self._kept_arrays = limits.frames + 1
         self._deliver = deliver
         self._again: asyncio.Handle | None = None
+        self._draining = False
         self._fd = int(socket.get(zmq.FD))
         self.loop.add_reader(self._fd, self._drain)
         self._look()
@@ -54,7 +55,8 @@ class Endpoint:
         except zmq.Again:  # only the first frame can meet this
             return False
         finally:  # trying to send, too, may take note of what has arrived, of which the descriptor then says nothing
-            self._look()
+            if not self._draining:
+                self._look()
         return True
 
     @property
@@ -77,28 +79,30 @@ class Endpoint:
 
     def _drain(self) -> None:
         self._again = None
-        empty = False
+        self._draining, empty = True, False
         try:
             for _ in range(_BURST):
-                empty = self._socket.closed or not self._receive()
+                # Asking costs less than an exception: most often there is one message.
+                empty = not self._readable()
                 if empty:  # a socket that was found empty raises its descriptor again by itself
                     return
+                self._receive()
         finally:
+            self._draining = False
             if not empty:
                 self._look()
 
-    def _receive(self) -> bool:
-        """Deliver one message; whether there was one. Trying costs less than asking first."""
-        try:
-            head, arrays = [self._socket.recv(_NOBLOCK)], list[memoryview]()
-        except zmq.Again:
-            return False
-        while self._socket.get(_RCVMORE):
+    def _receive(self) -> None:
+        """Deliver one message."""
+        receive, get = self._socket.recv, self._socket.get
+        head, arrays = [receive(_NOBLOCK)], list[memoryview]()
+        if self._head > 1:  # who sent it, and that is never all
+            head.append(receive(_NOBLOCK))
+        while get(_RCVMORE):
             if len(head) < self._head:
-                head.append(self._socket.recv(_NOBLOCK))
+                head.append(receive(_NOBLOCK))
                 continue
-            frame = self._socket.recv(_NOBLOCK, copy=False)
+            frame = receive(_NOBLOCK, copy=False)
             if len(arrays) < self._kept_arrays:
                 arrays.append(frame.buffer)
         self._deliver(head, arrays)
-        return True

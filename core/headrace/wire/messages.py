@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
@@ -10,13 +10,17 @@ MAX_SECONDS = 1e9
 """Bounds a deadline, and keeps NaN and infinity out of the loop's timers."""
 
 
-class Call(msgspec.Struct, array_like=True, tag=0, frozen=True):
+Body = TypeVar("Body")
+"""What is asked or answered when it is sent; as it is received, :class:`msgspec.Raw`: its type is looked up first."""
+
+
+class Call(msgspec.Struct, Generic[Body], array_like=True, tag=0, frozen=True):
     """Client → server. ``seconds``: how long the caller waits; the handler is cancelled then."""
 
     id: int
     method: str
     seconds: Annotated[float, msgspec.Meta(gt=0, le=MAX_SECONDS)]
-    body: msgspec.Raw
+    body: Body
 
 
 class Cancel(msgspec.Struct, array_like=True, tag=1, frozen=True):
@@ -25,11 +29,11 @@ class Cancel(msgspec.Struct, array_like=True, tag=1, frozen=True):
     id: int
 
 
-class Reply(msgspec.Struct, array_like=True, tag=2, frozen=True):
+class Reply(msgspec.Struct, Generic[Body], array_like=True, tag=2, frozen=True):
     """Server → client."""
 
     id: int
-    body: msgspec.Raw
+    body: Body
 
 
 class Failure(msgspec.Struct, array_like=True, tag=3, frozen=True):

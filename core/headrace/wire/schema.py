@@ -107,11 +107,21 @@ def _mirror(kind: type, inside: tuple[type, ...]) -> type:
     translated = {name: _translate(hint, (*inside, kind)) for name, hint in fields.items()}
     if translated == fields:
         return kind
+    if issubclass(kind, msgspec.Struct) and not any(map(_needs_restore, translated.values())):
+        mirror = _mirrors[kind] = _subclass(kind, translated)
+        return mirror
     mirror = _define_mirror(kind, translated)
     _originals[mirror] = kind
     _mirrored_fields[mirror] = frozenset(name for name, hint in translated.items() if _needs_restore(hint))
     _mirrors[kind] = mirror
     return mirror
+
+
+def _subclass(kind: type[msgspec.Struct], fields: dict[str, Any]) -> type:
+    """A mirror that is one of its originals: there is nothing to restore."""
+    described = [_field(f.name, fields, f.default, f.default_factory, f.encode_name) for f in struct_fields(kind)]
+    config = kind.__struct_config__
+    return msgspec.defstruct(kind.__name__, described, bases=(kind,), tag=config.tag, tag_field=config.tag_field if config.tag is not None else None)
 
 
 def _define_mirror(kind: type, fields: dict[str, Any]) -> type:

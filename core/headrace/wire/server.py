@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -30,7 +29,7 @@ from headrace.wire.sockets import Context, bind_socket, bound_address, close_con
 
 logger = logging.getLogger(__name__)
 
-_decode = msgspec.msgpack.Decoder(Call | Cancel).decode
+_decode = msgspec.msgpack.Decoder(Call[msgspec.Raw] | Cancel).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 _LINGER_MS = 200
@@ -91,8 +90,6 @@ class Server:
             self.refused[refusal.reason] += 1
 
     def _accept(self, head: list[bytes], arrays: list[memoryview]) -> None:
-        if len(head) < 2:
-            raise RefusedError("a message without a header", reason=MALFORMED)
         route, header = head
         if len(header) > self._limits.header_bytes:
             raise RefusedError("a header over the limit", reason=HEADER_TOO_LARGE)
@@ -109,7 +106,7 @@ class Server:
         else:
             self._begin(key, message, arrays)
 
-    def _begin(self, key: tuple[bytes, int], call: Call, arrays: list[memoryview]) -> None:
+    def _begin(self, key: tuple[bytes, int], call: Call[msgspec.Raw], arrays: list[memoryview]) -> None:
         try:
             method, request = self._read(call, arrays)
         except RefusedError as refusal:
@@ -123,7 +120,7 @@ class Server:
             task.add_done_callback(lambda _: self._running.pop(key))  # one cancelled early never runs a line of its own
 
     def _answer(self, key: tuple[bytes, int], method: Method, request: Any, seconds: float) -> None:
-        with self._failing(key, method):
+        try:
             answer = method.call(request)
             if not isinstance(answer, asyncio.Future):
                 self._reply(key, answer)
@@ -131,6 +128,8 @@ class Server:
                 self._reply(key, answer.result())
             else:
                 self._promise(key, method, answer, seconds)
+        except Exception as error:
+            self._raised(key, method, error)
 
     def _promise(self, key: tuple[bytes, int], method: Method, answer: asyncio.Future[Any], seconds: float) -> None:
         late = False
@@ -150,19 +149,21 @@ class Server:
                 if not late:  # a caller who gave up does not hear it; one whose deadline has come hears that
                     self._fail(key, _cancelled(method))
                 return
-            with self._failing(key, method):
+            try:
                 self._reply(key, answer.result())
+            except Exception as error:
+                self._raised(key, method, error)
 
         answer.add_done_callback(kept)
 
-    def _read(self, call: Call, arrays: list[memoryview]) -> tuple[Method, Any]:
+    def _read(self, call: Call[msgspec.Raw], arrays: list[memoryview]) -> tuple[Method, Any]:
         method = self._methods.get(call.method)
         if method is None:
             raise RefusedError(
                 f"no method {call.method!r} at {self._address}; it has {', '.join(sorted(self._methods))}",
                 reason=UNKNOWN_METHOD,
             )
-        check_limits([len(call.body), *(len(array) for array in arrays)], self._limits)
+        check_limits(len(call.body), arrays, self._limits)
         try:
             return method, method.request.decode(call.body, arrays)
         except RefusedError as refusal:
@@ -173,30 +174,25 @@ class Server:
         assert task is not None
         timer = asyncio.get_running_loop().call_later(seconds, task.cancel)
         try:
-            with self._failing(key, method):
-                self._reply(key, await method.call(request))
+            self._reply(key, await method.call(request))
         except asyncio.CancelledError:
             if not task.cancelling():
                 self._fail(key, _cancelled(method))
+        except Exception as error:
+            self._raised(key, method, error)
         finally:
             timer.cancel()
 
-    @contextmanager
-    def _failing(self, key: tuple[bytes, int], method: Method) -> Iterator[None]:
-        """What the handler raises goes to the caller."""
-        try:
-            yield
-        except HeadraceError as error:
-            self._fail(key, error)
-        except Exception as error:
-            # The supervisor of handlers: one call's bug ends that call, not the node.
-            logger.exception("%s failed", method.name)
-            self._fail(key, unexpected(method.name, error))
+    def _raised(self, key: tuple[bytes, int], method: Method, error: Exception) -> None:
+        """What the handler raises goes to the caller: one call's bug ends that call, not the node."""
+        if not isinstance(error, HeadraceError):
+            logger.error("%s failed", method.name, exc_info=error)
+            error = unexpected(method.name, error)
+        self._fail(key, error)
 
     def _reply(self, key: tuple[bytes, int], answer: Any) -> None:
-        header, *arrays = encode(answer)
-        message = _encode(Reply(key[1], msgspec.Raw(header)))
-        check_limits([len(message), *(len(array) for array in arrays)], self._limits)
+        message, *arrays = encode(Reply(key[1], answer))
+        check_limits(len(message), arrays, self._limits)
         self._send(key, message, arrays)
 
     def _fail(self, key: tuple[bytes, int], error: HeadraceError) -> None:

@@ -213,8 +213,15 @@ def test_a_value_of_another_type_is_refused(value: object, kind: type, reason: s
     assert isinstance(refused.value, WireError)
 
 
-def extension(code: int, *payload: object) -> bytes:
-    return msgspec.msgpack.encode(msgspec.msgpack.Ext(code, msgspec.msgpack.encode(payload)))
+def extension(code: int, dtype: object, shape: object, rest: int | bytes) -> bytes:
+    """An array's layout and what follows it: its bytes, or the number of their frame."""
+    layout = msgspec.msgpack.encode((dtype, shape))
+    end = rest if isinstance(rest, bytes) else rest.to_bytes(4, "big")
+    return packed(code, bytes([len(layout)]) + layout + end)
+
+
+def packed(code: int, payload: bytes) -> bytes:
+    return msgspec.msgpack.encode(msgspec.msgpack.Ext(code, payload))
 
 
 @pytest.mark.parametrize(
@@ -222,7 +229,9 @@ def extension(code: int, *payload: object) -> bytes:
     [
         [extension(1, "<f4", [2], 0)],
         [extension(1, "<f4", [2], 1), bytes(8)],
-        [extension(1, "<f4", [2], -1), bytes(8)],
+        [extension(1, "<f4", [2], (1 << 32) - 1), bytes(8)],
+        [extension(1, "<f4", [2], bytes(3)), bytes(8)],
+        [extension(1, "<f4", [2], bytes(5)), bytes(8)],
         [extension(1, "<f4", [2], 0), bytes(7)],
         [extension(1, "<f4", [2], 0), bytes(9)],
         [extension(1, "<f4", [-2], 0), bytes(8)],
@@ -237,6 +246,12 @@ def extension(code: int, *payload: object) -> bytes:
         [extension(1, "nonsense)(", [1], 0), bytes(8)],
         [extension(2, "<f4", [2], bytes(4))],
         [extension(3, "<f4", [2], bytes(8))],
+        [extension(2, 4, [2], bytes(8))],
+        [extension(2, "<f4", ["2"], bytes(8))],
+        [packed(1, b""), bytes(8)],
+        [packed(2, b"")],
+        [packed(2, b"\xff<f4")],
+        [packed(2, b"\x04\xff\xff\xff\xff")],
     ],
 )
 def test_an_array_that_does_not_fit_its_bytes_is_refused(frames: list[bytes]) -> None:
