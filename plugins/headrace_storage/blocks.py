@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from headrace.contract import Array, Column, Ragged
-from headrace_storage.columns import DenseColumn, Kind, RaggedColumn, nbytes_of
+from headrace_storage.columns import Kind, SmallColumn, nbytes_of
 
 LARGE_BYTES = 1 << 16
 
@@ -122,35 +122,31 @@ def _owned(array: Array) -> Array:
 class MemoryColumn:
     """All rows of a column: those of large puts in blocks, the others one by one."""
 
-    def __init__(self, like: Column) -> None:
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        """What a column must be to fit."""
         self._large = Blocks()
-        self._small = RaggedColumn(like) if isinstance(like, Ragged) else DenseColumn(like)
+        self._small = SmallColumn(kind)
 
     def __len__(self) -> int:
         return len(self._small) + len(self._large)
-
-    @property
-    def kind(self) -> Kind:
-        """What a column must be to fit."""
-        return self._small.kind
 
     @property
     def nbytes(self) -> int:
         """Of the rows' values."""
         return self._small.nbytes + self._large.nbytes
 
-    def put(self, rows: Sequence[int], column: Column) -> None:
-        """Store ``column[i]`` for ``rows[i]``; its arrays belong to the storage afterwards."""
-        large = nbytes_of(column) >= LARGE_BYTES
-        (self._small if large else self._large).delete(rows)
-        if large:
+    def put(self, rows: Sequence[int], column: Column) -> int:
+        """Store ``column[i]`` for ``rows[i]``; its arrays belong to the storage afterwards. Returns its bytes."""
+        nbytes = nbytes_of(column)
+        if nbytes >= LARGE_BYTES:
+            self._small.delete(rows)
             self._large.put(rows, owned(column))
-        elif isinstance(self._small, RaggedColumn):
-            assert isinstance(column, Ragged), "its kind was checked"
-            self._small.put(rows, column)
         else:
-            assert not isinstance(column, Ragged), "its kind was checked"
+            if len(self._large):
+                self._large.delete(rows)
             self._small.put(rows, column)
+        return nbytes
 
     def get(self, rows: Sequence[int]) -> Column:
         """In the order of ``rows``; a view where they lie side by side in a block. KeyError with an absent row."""
@@ -159,9 +155,9 @@ class MemoryColumn:
         run = self._large.run(rows)
         if run is not None:
             return run
-        values = [self._large.value(row) if row in self._large else self._small.value(row) for row in rows]
-        if isinstance(self._small, RaggedColumn):
-            return Ragged.from_arrays(values, dtype=self.kind[1]) if values else self._small.get(rows)
+        values = [self._large.value(row) if row in self._large else self._small.get([row])[0] for row in rows]
+        if self.kind[0] == "ragged":
+            return Ragged.from_arrays(values) if values else self._small.get(rows)
         return np.stack(values) if values else self._small.get(rows)
 
     def delete(self, rows: Sequence[int]) -> None:

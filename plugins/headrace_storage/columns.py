@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,115 +15,71 @@ from headrace.errors import ContractError
 Kind = tuple[str, np.dtype[Any], tuple[int, ...]]
 """Layout, dtype and shape of one value."""
 
-_FEWEST_SLOTS = 64
 
+class SmallColumn:
+    """Each row's value as bytes of its own, whatever its kind: a put or a get of a few rows is a few steps."""
 
-class DenseColumn:
-    """Values in slots of one array that grows and shrinks by doubling and halving; a freed slot is used again."""
-
-    def __init__(self, like: Array) -> None:
-        self._values = np.empty((_FEWEST_SLOTS, *like.shape[1:]), like.dtype)
-        self._slots: dict[int, int] = {}
-        self._free = list(range(_FEWEST_SLOTS))
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        """What a column must be to fit."""
+        self.nbytes = 0
+        """Of the rows' values."""
+        self._size = entry_nbytes(kind)
+        self._values: dict[int, bytes] = {}
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._values)
 
-    @property
-    def kind(self) -> Kind:
-        """What a column must be to fit."""
-        return kind_of(self._values)
-
-    @property
-    def nbytes(self) -> int:
-        """Of the rows' values."""
-        return len(self._slots) * (self._values.nbytes // len(self._values))
-
-    def put(self, rows: Sequence[int], column: Array) -> None:
-        """Store ``column[i]`` for ``rows[i]``."""
-        fresh = [row for row in rows if row not in self._slots]
-        if len(fresh) > len(self._free):
-            self._resize(len(self._slots) + len(fresh))
-        for row in fresh:
-            self._slots[row] = self._free.pop()
-        self._values[[self._slots[row] for row in rows]] = column
-
-    def get(self, rows: Sequence[int]) -> Array:
-        """A copy, in the order of ``rows``. KeyError with the first absent row."""
-        chosen: Array = self._values[np.fromiter((self._slots[row] for row in rows), np.int64, len(rows))]
-        return chosen
-
-    def value(self, row: int) -> Array:
-        """A view. KeyError for an absent row."""
-        value: Array = self._values[self._slots[row]]
-        return value
-
-    def delete(self, rows: Sequence[int]) -> None:
-        """Forget these rows; those without a value are skipped."""
-        self._free += [self._slots.pop(row) for row in rows if row in self._slots]
-        if len(self._values) > max(_FEWEST_SLOTS, 4 * len(self._slots)):
-            self._resize(len(self._slots))
-
-    def _resize(self, needed: int) -> None:
-        """Move the rows to the front of an array with room for twice as many as needed."""
-        slots = max(_FEWEST_SLOTS, 2 * needed)
-        values = np.empty((slots, *self._values.shape[1:]), self._values.dtype)
-        values[: len(self._slots)] = self._values[list(self._slots.values())]
-        self._values = values
-        self._slots = {row: slot for slot, row in enumerate(self._slots)}
-        self._free = list(range(len(self._slots), slots))
-
-
-class RaggedColumn:
-    """An array of its own per row."""
-
-    def __init__(self, like: Ragged) -> None:
-        self._none = np.empty((0, *like.values.shape[1:]), like.values.dtype)
-        self._arrays: dict[int, Array] = {}
-        self._nbytes = 0
-
-    def __len__(self) -> int:
-        return len(self._arrays)
-
-    @property
-    def kind(self) -> Kind:
-        """What a column must be to fit."""
-        return "ragged", self._none.dtype, self._none.shape[1:]
-
-    @property
-    def nbytes(self) -> int:
-        """Of the rows' values."""
-        return self._nbytes
-
-    def put(self, rows: Sequence[int], column: Ragged) -> None:
+    def put(self, rows: Sequence[int], column: Column) -> None:
         """Store a copy of ``column[i]`` for ``rows[i]``."""
-        self.delete(rows)
-        bounds = column.offsets.tolist()
-        for row, start, stop in zip(rows, bounds[:-1], bounds[1:], strict=True):
-            self._arrays[row] = column.values[start:stop].copy()
-        self._nbytes += column.values.nbytes
+        if not self._values.keys().isdisjoint(rows):
+            self.delete(rows)
+        size = self._size
+        if isinstance(column, Ragged):
+            data = column.values.tobytes()
+            values = [data[start:stop] for start, stop in pairwise((column.offsets * size).tolist())]
+        else:
+            data = column.tobytes()
+            values = [data[start : start + size] for start in range(0, size * len(rows), size or 1)]
+        self._values.update(zip(rows, values, strict=True))
+        self.nbytes += len(data)
 
-    def get(self, rows: Sequence[int]) -> Ragged:
+    def get(self, rows: Sequence[int]) -> Column:
         """A copy, in the order of ``rows``. KeyError with the first absent row."""
-        arrays = [self._arrays[row] for row in rows]
-        return Ragged.from_arrays(arrays) if arrays else Ragged(self._none, np.zeros(1, np.int64))
-
-    def value(self, row: int) -> Array:
-        """KeyError for an absent row."""
-        return self._arrays[row]
+        found = [self._values[row] for row in rows]
+        layout, dtype, shape = self.kind
+        joined = bytearray().join(found)
+        if layout == "dense":
+            dense: Array = np.ndarray((len(rows), *shape), dtype, joined)
+            return dense
+        offsets = np.fromiter(accumulate(map(len, found), initial=0), np.int64, len(found) + 1)
+        offsets //= self._size
+        return Ragged(np.ndarray((int(offsets[-1]), *shape), dtype, joined), offsets)
 
     def delete(self, rows: Sequence[int]) -> None:
         """Forget these rows; those without a value are skipped."""
-        for row in rows:
-            array = self._arrays.pop(row, None)
-            if array is not None:
-                self._nbytes -= array.nbytes
+        self.nbytes -= sum([len(self._values.pop(row, b"")) for row in rows])
 
 
 def kind_of(column: Column) -> Kind:
     """What all rows of a column have in common."""
     values, layout = (column.values, "ragged") if isinstance(column, Ragged) else (column, "dense")
     return layout, values.dtype, values.shape[1:]
+
+
+def entry_nbytes(kind: Kind) -> int:
+    """Of one value, or of one entry of a ragged column."""
+    _, dtype, shape = kind
+    return int(dtype.itemsize * prod(shape))
+
+
+def bounds(column: Column) -> list[int]:
+    """Where each row's bytes begin in those of the column, and where the last one's end."""
+    size = entry_nbytes(kind_of(column))
+    if isinstance(column, Ragged):
+        ragged: list[int] = (column.offsets * size).tolist()
+        return ragged
+    return [row * size for row in range(len(column) + 1)]
 
 
 def nbytes_of(column: Column) -> int:
@@ -146,9 +104,14 @@ def check(batch: Batch, known: Mapping[str, _Known]) -> list[int]:
     if len(set(rows)) != len(rows):
         raise ContractError("a put names a row twice", fix="put every row once")
     for name, column in batch.columns.items():
-        if name in known and known[name].kind != kind_of(column):
+        kind = kind_of(column)
+        if name in known and known[name].kind != kind:
             raise ContractError(
-                f"column {name!r} is {say(known[name].kind)}, a put gave {say(kind_of(column))}",
+                f"column {name!r} is {say(known[name].kind)}, a put gave {say(kind)}",
                 fix="give every row of a column the same dtype and shape",
+            )
+        if isinstance(column, Ragged) and not entry_nbytes(kind):
+            raise ContractError(
+                f"the entries of column {name!r} have no bytes: {say(kind)}", fix="leave the column out"
             )
     return rows

@@ -18,7 +18,8 @@ import numpy as np
 from headrace.contract import Array, Batch, Column, Storage, StorageStats
 from headrace.errors import ConfigError, RunError
 from headrace.wire import OwnDirectory
-from headrace_storage.index import Forgotten, Index, assemble, bounds, raw, runs
+from headrace_storage.columns import bounds
+from headrace_storage.index import Forgotten, Index, assemble, raw, runs
 from headrace_storage.segments import FileSegment, MemorySegment, Segment
 
 _MOSTLY_DEAD = 4

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from math import prod
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from headrace.contract import Array, Batch, Column, Ragged, StorageStats
-from headrace.errors import ContractError
-from headrace_storage.columns import Kind, check, kind_of, nbytes_of, say
+from headrace_storage.columns import Kind, check, entry_nbytes, kind_of, nbytes_of
 
 P = TypeVar("P")
 """What holds the bytes."""
@@ -44,11 +42,6 @@ class Index(Generic[P]):
 
     def check(self, batch: Batch) -> list[int]:
         """The rows of what is to be put. ContractError where it does not fit."""
-        for name, column in batch.columns.items():
-            if isinstance(column, Ragged) and not entry_nbytes(kind_of(column)):
-                raise ContractError(
-                    f"the entries of column {name!r} have no bytes: {say(kind_of(column))}", fix="leave the column out"
-                )
         return check(batch, self._columns)
 
     def keep(self, rows: Sequence[int], name: str, column: Column, values: Iterable[Value[P]]) -> list[Forgotten[P]]:
@@ -111,21 +104,6 @@ def runs(values: Iterable[Value[P]]) -> Iterator[Value[P]]:
         last = (place, start, stop)
     if last is not None:
         yield last
-
-
-def entry_nbytes(kind: Kind) -> int:
-    """Of one value, or of one entry of a ragged column."""
-    _, dtype, shape = kind
-    return int(dtype.itemsize * prod(shape))
-
-
-def bounds(column: Column) -> list[int]:
-    """Where each row's bytes begin in those of the column, and where the last one's end."""
-    size = entry_nbytes(kind_of(column))
-    if isinstance(column, Ragged):
-        ragged: list[int] = (column.offsets * size).tolist()
-        return ragged
-    return [row * size for row in range(len(column) + 1)]
 
 
 def lengths(kind: Kind, values: Sequence[Value[P]]) -> Array | None:

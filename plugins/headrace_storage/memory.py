@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.contract import Batch, Column, Storage, StorageStats
 from headrace_storage.blocks import MemoryColumn
-from headrace_storage.columns import check, nbytes_of
+from headrace_storage.columns import check, kind_of
 
 
 class MemoryStorage(Storage):
@@ -29,13 +29,14 @@ class MemoryStorage(Storage):
         rows = check(batch, self._columns)
         if not rows or not batch.columns:
             return 0
+        stored = 0
         for name, column in batch.columns.items():
             store = self._columns.get(name)
             if store is None:
-                store = self._columns[name] = MemoryColumn(column)
-            store.put(rows, column)
+                store = self._columns[name] = MemoryColumn(kind_of(column))
+            stored += store.put(rows, column)
         self._rows.update(rows)
-        return sum(map(nbytes_of, batch.columns.values()))
+        return stored
 
     def get(self, rows: Sequence[int], columns: Sequence[str]) -> Batch:
         found: dict[str, Column] = {}

@@ -16,7 +16,8 @@ import numpy as np
 
 from headrace.contract import Array, Batch, Column, Storage, StorageStats
 from headrace.errors import PluginError, RunError
-from headrace_storage.index import Index, Value, assemble, bounds, raw, runs
+from headrace_storage.columns import bounds
+from headrace_storage.index import Index, Value, assemble, raw, runs
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,8 +18,8 @@ import numpy as np
 from headrace.contract import Array, Batch, Column, Placed, Region, SharedMemory, Storage, StorageStats
 from headrace.errors import ConfigError, ContractError, RunError
 from headrace.wire import OwnDirectory, unlocked
-from headrace_storage.columns import nbytes_of
-from headrace_storage.index import Forgotten, Index, assemble, bounds, lengths, raw, runs
+from headrace_storage.columns import bounds, nbytes_of
+from headrace_storage.index import Forgotten, Index, assemble, lengths, raw, runs
 from headrace_storage.pool import ALIGNMENT, Pool, Segment
 
 _LEAVES_ALONE = 512

@@ -16,7 +16,10 @@ counts is the median of the rounds' ratios, since the machine's own speed change
     latency      put until a consumer that waits in another thread has the row   seconds, p50
 
 A lease here is acknowledged afterwards, outside the measured time. ``growth`` is of the ledger alone, in this process:
-a lease of 64 rows with 1,000 and with 1,000,000 rows outstanding, and its memory per row.
+a lease of 64 rows with 1,000 and with 1,000,000 rows outstanding, and its memory per row. ``steady`` is of a plane of
+its own: ``claims``, leases of one row a second with 100,000 rows outstanding; ``shares``, rows of a consumer that is
+twice as fast to those of the other; ``slope``, bytes by which the serving process grows per cycle of put, take and
+acknowledge, of 2,000.
 
 ``make transfer-queue`` sets up an interpreter for ``--transfer-queue``, without which TransferQueue is left out. It too
 has two storage units, over tcp, which is all that it offers; ``transfer_queue_side.py`` says how it is used.
@@ -29,46 +32,18 @@ import json
 import shutil
 import statistics
 import tempfile
-import time
-import tracemalloc
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from demo import progress, use_two_cores
 from sides import Memcpy, Side, bare_store, our_plane, transfer_queue
+from steady import claims, cycles, growth, shares
 from timing import median_ratio
 from workloads import memcpy_rate, waiting, workloads
 
-from headrace.flow.ledger import Ledger
 from headrace.wire import Keys
-
-# ---------------------------------------------------------------- the ledger alone
-
-
-def growth(outstanding: int) -> tuple[float, float]:
-    """Median seconds of a lease of 64 rows beside ``outstanding`` others, and bytes of memory per row."""
-    tracemalloc.start()
-    ledger = Ledger(group_size=1, columns=("a", "b", "c"), consumers={"x": ("a",), "y": ("a", "b", "c")})
-    for start in range(0, outstanding, 1000):
-        first = ledger.open_many(1000, start // 1000 % 3)
-        ledger.write(np.arange(first, first + 1000), ("a", "b", "c"), nbytes=132, tokens=10, unit=1)
-    used = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    seconds = []
-    for _ in range(500):
-        started = time.perf_counter()
-        lease = ledger.lease("x", 64, deadline=1.0)
-        assert lease is not None
-        ledger.units_of(ledger.rows_of(lease.groups))
-        seconds.append(time.perf_counter() - started)
-        ledger.release(lease.lease)
-    return statistics.median(seconds), used / outstanding
-
-
-# ---------------------------------------------------------------- the whole
 
 
 def compare(measured: Callable[[Side], dict[str, float]], sides: Mapping[str, Side], rounds: int) -> dict[str, Any]:
@@ -129,6 +104,15 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if "growth" in options.only:
         (small, _), (large, nbytes) = growth(1_000), growth(1_000_000)
         result["growth"] = {"lease_1k": small, "lease_1m": large, "ratio": large / small, "bytes_per_row": nbytes}
+    if "steady" in options.only:
+        (folder / "steady").mkdir(0o700)
+        with our_plane(folder / "steady", units=options.units, keys=keys) as side:
+            result["steady"] = {
+                "claims": claims(side),
+                "shares": shares(side),
+                "slope": cycles(side, next(load for load in workloads() if load.name == "batch")),
+            }
+        progress(", ".join(f"{name} {value:.2f}" for name, value in result["steady"].items()))
     return result
 
 
@@ -139,7 +123,7 @@ def show(name: str, compared: Mapping[str, Any]) -> None:
 
 def main() -> int:
     """Print the result."""
-    names = [*(load.name for load in workloads()), "shared", "latency", "growth"]
+    names = [*(load.name for load in workloads()), "shared", "latency", "growth", "steady"]
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count")

@@ -58,15 +58,15 @@ def run_unit(address: str, shared: str, ledger: str, keys: Keys | None, reached:
 
 
 class Ours:
-    """A data plane by its ledger's address."""
+    """A data plane by its ledger's address. ``process``: the ledger's."""
 
-    def __init__(self, ledger: str, keys: Keys | None) -> None:
-        self._ledger, self._keys = ledger, keys
-        self._producer, self._consumer = self._connect(), self._connect()
+    def __init__(self, ledger: str, keys: Keys | None, process: int) -> None:
+        self._ledger, self._keys, self.process = ledger, keys, process
+        self._producer, self._consumer = self.connect(), self.connect()
         self._partitions: dict[str, Partition] = {}
 
     def rates(self, load: Workload) -> dict[str, float]:
-        partition = self._partition(load)
+        partition = self.partition(load)
         held: list[Any] = []
 
         def get() -> None:
@@ -79,17 +79,19 @@ class Ours:
         return {"put": put, "get": taken}
 
     def latency(self, load: Workload) -> float:
-        producer, consumer = self._partition(load), self._consumer.partition(load.name)
+        producer, consumer = self.partition(load), self._consumer.partition(load.name)
 
         def take() -> None:
             consumer.take(CONSUMER, load.rows)
 
         return latency(lambda: producer.put(load.columns), take, load.repeat)
 
-    def _connect(self) -> DataPlane:
+    def connect(self) -> DataPlane:
+        """Another thread's view."""
         return DataPlane(self._ledger, connect=lambda at: BlockingClient(at, keys=self._keys))
 
-    def _partition(self, load: Workload) -> Partition:
+    def partition(self, load: Workload) -> Partition:
+        """What takes the rows of a workload."""
         if load.name not in self._partitions:
             spec = PartitionSpec(load.name, dict(load.schema), {CONSUMER: tuple(load.schema)})
             self._partitions[load.name] = self._producer.create(spec)
@@ -115,7 +117,8 @@ def our_plane(folder: Path, *, units: int, keys: Keys | None, shared: str = "") 
         processes[-1].start()
         reached.get(timeout=60)
     try:
-        yield Ours(ledger, keys)
+        assert processes[0].pid is not None
+        yield Ours(ledger, keys, processes[0].pid)
     finally:
         for process in processes:
             process.kill()

@@ -211,7 +211,7 @@ class Desk:
         (noted,) = self.ledger.note(Notes(unit, [note]))
         if noted.failed is not None:
             raise from_failure(noted.failed)
-        refused: list[int] = noted.refused.tolist()
+        refused: list[int] = [] if noted.refused is None else noted.refused.tolist()
         return refused
 
 

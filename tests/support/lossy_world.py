@@ -292,8 +292,9 @@ class World:
             putting.worker.plays.append(putting.play)
             return
         assert noted.failed is None
-        refused = noted.refused.tolist() or [0] * len(noted.rows)
-        self.rows.update(row for row, code in zip(noted.rows.tolist(), refused, strict=True) if not code)
+        assert note.rows is not None
+        refused = [0] * len(note.rows) if noted.refused is None else noted.refused.tolist()
+        self.rows.update(row for row, code in zip(note.rows.tolist(), refused, strict=True) if not code)
 
     def _give_up(self, worker: Worker, play: Play) -> None:
         worker.plays.remove(play)

@@ -35,7 +35,7 @@ from headrace.dataplane.messages import (
     PartitionStats,
     Unkept,
 )
-from headrace.dataplane.partition import ALL_KEPT, PartitionLedger, check_held_for, check_wait
+from headrace.dataplane.partition import PartitionLedger, check_held_for, check_wait
 from headrace.dataplane.schema import Schema
 from headrace.dataplane.unit import UnitService
 from headrace.dataplane.units import Units
@@ -311,7 +311,7 @@ class LedgerService:
 
 
 def _not_taken(error: HeadraceError) -> Noted:
-    return Noted(np.empty(0, dtype=np.int64), ALL_KEPT, to_failure(0, error))
+    return Noted(failed=to_failure(0, error))
 
 
 @contextmanager

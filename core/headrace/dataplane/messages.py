@@ -82,11 +82,12 @@ class Notes(Message, frozen=True):
 
 
 class Noted(Message, frozen=True):
-    """``rows``: int64 [count]. ``refused``: int8 [count], 0 for those to keep; empty when all are. ``failed``: why the
-    ledger takes none of them, which its producer is told and nobody else."""
+    """``first``: the id of the first of new rows, which follow one another. ``refused``: int8 [count], 0 for rows to
+    keep; None when all are. ``failed``: why the ledger takes none of them, which their producer is told and nobody
+    else."""
 
-    rows: Array
-    refused: Array
+    first: int = 0
+    refused: Array | None = None
     failed: Failure | None = None
 
 

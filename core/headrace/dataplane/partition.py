@@ -18,10 +18,6 @@ from headrace.errors import ContractError, DeadlineError
 from headrace.flow.leases import Lease
 from headrace.flow.ledger import Ledger
 
-ALL_KEPT = np.empty(0, dtype=np.int8)
-"""What ``Noted.refused`` is when no row was."""
-
-
 _Waiter = tuple[int, int, LeaseCall, asyncio.Future[Granted]]
 _SPARE = 64
 """Calls that gave up which are always borne with."""
@@ -110,8 +106,12 @@ class PartitionLedger:
     def __init__(self, spec: PartitionSpec, ledger: Ledger) -> None:
         self.spec = spec
         self.ledger = ledger
-        all_places = {name: place for place, name in enumerate(spec.columns)}
-        self._reads = {name: [all_places[column] for column in reads] for name, reads in spec.consumers.items()}
+        places = {name: place for place, name in enumerate(spec.columns)}
+        self._reads: dict[str, list[int] | None] = {
+            name: None if reads == tuple(places) else [places[column] for column in reads]
+            for name, reads in spec.consumers.items()
+        }
+        """Places of the columns that a consumer reads; None for one that reads all, in their order."""
         self.waiting = {name: Waiting() for name in spec.consumers}
         self._leaving: dict[int, _Leaving] = {}
         """Groups that left while they were on lease."""
@@ -256,7 +256,7 @@ class PartitionLedger:
         """What a unit is about to keep; new rows get their ids."""
         if note.rows is not None:
             outcome = self.ledger.write(note.rows, note.columns, nbytes=note.nbytes, tokens=note.tokens, unit=unit)
-            return Noted(note.rows, outcome if outcome.any() else ALL_KEPT)
+            return Noted(refused=outcome if outcome.any() else None)
         size = self.spec.group_size
         groups, over = divmod(note.count, size)
         if over:
@@ -266,7 +266,7 @@ class PartitionLedger:
         first = size * self.ledger.insert(
             groups, note.version, note.columns, nbytes=note.nbytes, tokens=note.tokens, unit=unit
         )
-        return Noted(np.arange(first, first + note.count), ALL_KEPT)
+        return Noted(first)
 
     def grant(self, call: LeaseCall) -> Granted | None:
         """A lease, if there is enough."""
@@ -283,15 +283,13 @@ class PartitionLedger:
         return None if lease is None else self._granted(lease)
 
     def _granted(self, lease: Lease, shared: int = 0) -> Granted:
-        ledger = self.ledger
-        rows = ledger.rows_of(lease.groups)
-        table = np.empty((3, len(rows)), dtype=np.int64)
-        table[0], table[1] = rows, ledger.tokens_of(rows)
-        table[2] = np.repeat(ledger.attempts(lease), ledger.group_size)
-        units = ledger.units_of(rows)[:, self._reads[lease.consumer]]
-        unit = int(units[0, 0])
-        if (units == unit).all():
-            return Granted(lease.lease, table, unit, shared=shared)
+        table, units = self.ledger.contents(lease)
+        reads = self._reads[lease.consumer]
+        if reads is not None:
+            units = units[:, reads]
+        said = units.tobytes()
+        if said == said[: units.itemsize] * units.size:  # for a few rows far cheaper than to compare numbers
+            return Granted(lease.lease, table, units.item(0), shared=shared)
         return Granted(lease.lease, table, 0, units, shared=shared)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
+
+import numpy as np
 
 from headrace.contract import Array, Batch, Column, StorageStats
 from headrace.dataplane.gathering import join, parts
@@ -112,8 +113,8 @@ class Partition:
         self._name = name
         described = self._describe()
         self.spec: PartitionSpec = described.spec
-        self._units, self._learned = described.units, monotonic()
-        self._turns = itertools.count()
+        self._show(described.units)
+        self._turn = 0
         self._lost = 0
         """Groups that :meth:`lost` has told of."""
 
@@ -123,7 +124,8 @@ class Partition:
         """Store columns of ``rows``, or of new rows, whose ids come back: whole groups, one after another, of policy
         ``version``. Answered when the values are kept and consumers can have them. It waits while the unit is full.
         ContractError when a column is not as the schema says."""
-        return self.try_put(columns, rows=rows, version=version, deadline=deadline).rows
+        noted = self.try_put(columns, rows=rows, version=version, deadline=deadline)
+        return np.arange(noted.first, noted.first + len(next(iter(columns.values())))) if rows is None else rows
 
     def try_put(
         self, columns: Mapping[str, Column], *, rows: Array | None = None, version: int = 0, deadline: float = DEADLINE
@@ -148,12 +150,13 @@ class Partition:
 
     def _next_unit(self) -> int:
         """Units in turn."""
-        if not any(self._units) or monotonic() > self._learned + LEARN_SECONDS:
+        if not self._there or monotonic() > self._learned + LEARN_SECONDS:
             self._learn()
-        there = [number for number, address in enumerate(self._units, 1) if address]
-        if not there:
+        if not self._there:
             raise DeadlineError("the data plane has no storage unit", fix="start one")
-        return there[next(self._turns) % len(there)]
+        number = self._there[self._turn % len(self._there)]
+        self._turn += 1
+        return number
 
     def lease(
         self,
@@ -328,7 +331,11 @@ class Partition:
 
     def _learn(self) -> None:
         """Where the units are."""
-        self._units, self._learned = self._describe().units, monotonic()
+        self._show(self._describe().units)
+
+    def _show(self, units: list[str]) -> None:
+        self._units, self._learned = units, monotonic()
+        self._there = [number for number, address in enumerate(units, 1) if address]
 
     def _describe(self) -> Described:
         return self._plane.client().call(

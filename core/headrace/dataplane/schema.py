@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -24,6 +25,13 @@ class _Kind(NamedTuple):
     """Of one value or entry."""
 
 
+class Sizes(NamedTuple):
+    """Bytes of a put. ``rows``: int64 [n], of each row."""
+
+    rows: Array
+    total: int
+
+
 class Schema:
     """ContractError for a dtype that does not exist."""
 
@@ -36,8 +44,8 @@ class Schema:
         """Rows of a group."""
         return self._spec.group_size
 
-    def check(self, put: Put) -> Array:
-        """int64 [rows]: the bytes of each. ContractError where a column is not what it should be."""
+    def check(self, put: Put) -> Sizes:
+        """ContractError where a column is not what it should be."""
         if not put.columns:
             raise ContractError("a put without columns", fix=f"the columns are {self._say_all()}")
         if put.rows is not None:
@@ -45,7 +53,7 @@ class Schema:
         if not 0 <= put.version < _NO_VERSION:
             raise ContractError(f"a put of policy version {put.version}", fix="versions are counted from 0 on")
         count = len(next(iter(put.columns.values())) if put.rows is None else put.rows)
-        dense, ragged = 0, []
+        dense, total, ragged = 0, 0, []
         for name, column in put.columns.items():
             kind = self._kinds.get(name)
             values = column.values if isinstance(column, Ragged) else column
@@ -58,18 +66,19 @@ class Schema:
                 raise self._misfit(name, column)
             if len(column) != count:
                 raise _uneven(put, count)
+            total += values.nbytes
             if isinstance(column, Ragged):
                 ragged.append(column.lengths * kind.nbytes)
             else:
                 dense += kind.nbytes
-        return sum(ragged, np.full(count, dense, dtype=np.int64))
+        return Sizes(sum(ragged, _alike(count, dense)), total)
 
     def tokens(self, put: Put) -> Array:
         """int64 [rows]: what a put adds to its rows' numbers of tokens."""
         measured = put.columns.get(self._spec.length_of)
         if isinstance(measured, Ragged):
             return measured.lengths
-        return np.zeros(len(next(iter(put.columns.values()))), dtype=np.int64)
+        return _alike(len(next(iter(put.columns.values()))), 0)
 
     def _misfit(self, name: str, column: Column) -> ContractError:
         known = self._spec.columns.get(name)
@@ -83,6 +92,14 @@ class Schema:
 
     def _say_all(self) -> str:
         return ", ".join(f"{name}: {_say_column(column)}" for name, column in self._spec.columns.items())
+
+
+@lru_cache(maxsize=1024)
+def _alike(count: int, number: int) -> Array:
+    """int64 [count], read-only. Kept: making a small array costs more than most of a small put."""
+    alike = np.full(count, number, dtype=np.int64)
+    alike.flags.writeable = False
+    return alike
 
 
 def _dtype(column: str, name: str) -> np.dtype[Any]:

@@ -49,8 +49,10 @@ class SharedUnitService(UnitService):
 
     def _found(self, fetch: Fetch) -> Found:
         rows, names = fetch.rows.tolist(), {stored_name(fetch.partition, column): column for column in fetch.columns}
-        with lost_rows():
+        try:
             placed = self._shared.locate(rows, list(names))
+        except KeyError as error:
+            raise lost_rows(error) from error
         small = tuple(names[name] for name, where in placed.items() if where.nbytes < SHARED_BYTES)
         sent = self.read(Fetch(fetch.rows, small, fetch.partition)).columns
         return Found(dict(sent), {names[name]: where for name, where in placed.items() if names[name] not in sent})

@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,7 +18,7 @@ import numpy as np
 from headrace.contract import Array, Batch, Column, Region, Storage, StorageStats
 from headrace.dataplane.links import LedgerLink, settled
 from headrace.dataplane.messages import Described, Fetch, Join, Note, Noted, Notes, Put, Unkept
-from headrace.dataplane.schema import Schema
+from headrace.dataplane.schema import Schema, Sizes
 from headrace.errors import HeadraceError, LostRowsError, RunError
 from headrace.wire import rpc
 from headrace.wire.failures import from_failure
@@ -30,14 +28,39 @@ T = TypeVar("T")
 BEAT_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Pending:
     """A put that is not kept yet. ``region``: where its values lie already, if they do."""
 
-    put: Put
-    nbytes: Array
-    answer: asyncio.Future[Noted]
-    region: Region | None
+    __slots__ = ("_end", "_promise", "put", "region", "sizes")
+
+    def __init__(self, put: Put, sizes: Sizes, region: Region | None) -> None:
+        self.put, self.sizes, self.region = put, sizes, region
+        self._end: Noted | BaseException | None = None
+        self._promise: asyncio.Future[Noted] | None = None
+
+    @property
+    def given_up(self) -> bool:
+        """Nobody waits for it any more."""
+        return self._promise is not None and self._promise.done()
+
+    def answer(self) -> Noted | asyncio.Future[Noted]:
+        """What became of it, or a promise of that. Asked for once."""
+        if self._end is None:
+            self._promise = asyncio.get_running_loop().create_future()
+            return self._promise
+        if isinstance(self._end, BaseException):
+            raise self._end
+        return self._end
+
+    def end(self, end: Noted | BaseException) -> None:
+        """It is kept, or why not."""
+        self._end = end
+        if self._promise is None or self._promise.done():
+            return
+        if isinstance(end, BaseException):
+            self._promise.set_exception(end)
+        else:
+            self._promise.set_result(end)
 
 
 class UnitService:
@@ -90,18 +113,20 @@ class UnitService:
         if schema is None:
             return self._learn(put, region)
         try:
-            nbytes = schema.check(put)
-            room = put.rows is not None or self._has_room(int(nbytes.sum()))
+            sizes = schema.check(put)
+            room = put.rows is not None or self._has_room(sizes.total)
         except HeadraceError:
             self._discard(region)
             raise
-        pending = Pending(put, nbytes, asyncio.get_running_loop().create_future(), region)
+        pending = Pending(put, sizes, region)
         if room:
             self._note(pending)
-        else:
-            self._full.append(pending)
-            pending.answer.add_done_callback(lambda _: self._leave(pending))
-        return pending.answer
+            return pending.answer()
+        self._full.append(pending)
+        promise = pending.answer()
+        assert isinstance(promise, asyncio.Future)
+        promise.add_done_callback(lambda _: self._leave(pending))
+        return promise
 
     def _leave(self, pending: Pending) -> None:
         """One that waited for room has gone on, or given up."""
@@ -144,11 +169,11 @@ class UnitService:
         except BaseException:  # cancelled too: nobody else gives the region back; raised again
             self._discard(region)
             raise
-        answer: Noted = await self._take(put, region)
-        return answer
+        noted: Noted = await settled(self._take(put, region))
+        return noted
 
     def _note(self, pending: Pending) -> None:
-        self._coming += int(pending.nbytes.sum())
+        self._coming += pending.sizes.total
         self._noting.append(pending)
         if self._number and self._told is None:
             self._tell()
@@ -173,9 +198,9 @@ class UnitService:
         return Note(
             put.partition,
             put.rows,
-            len(pending.nbytes),
+            len(pending.sizes.rows),
             tuple(put.columns),
-            pending.nbytes,
+            pending.sizes.rows,
             tokens,
             put.version,
             put.tags,
@@ -201,9 +226,9 @@ class UnitService:
         asyncio.get_running_loop().call_soon(self._go_on)
 
     def _refuse(self, pending: Pending, error: BaseException) -> None:
-        self._coming -= int(pending.nbytes.sum())
+        self._coming -= pending.sizes.total
         self._discard(pending.region)
-        _fail(pending.answer, error)
+        pending.end(error)
 
     def _keep_all(self, noting: list[Pending], noted: list[Noted]) -> None:
         partitions = set()
@@ -219,17 +244,19 @@ class UnitService:
             asyncio.get_running_loop().call_soon(self._go_on)
 
     def _keep(self, pending: Pending, noted: Noted) -> None:
-        self._coming -= int(pending.nbytes.sum())
-        kept = np.flatnonzero(noted.refused == 0) if len(noted.refused) else None
+        self._coming -= pending.sizes.total
+        rows = pending.put.rows
+        if rows is None:
+            rows = np.arange(noted.first, noted.first + len(pending.sizes.rows))
+        kept = None if noted.refused is None else np.flatnonzero(noted.refused == 0)
         try:
-            self._store(pending, noted.rows, kept)
+            self._store(pending, rows, kept)
         except Exception as error:  # of a plugin: whoever put it is told, and the ledger
             self._discard(pending.region)
-            self._unkept(pending.put, noted.rows if kept is None else noted.rows[kept])
-            _fail(pending.answer, error)
+            self._unkept(pending.put, rows if kept is None else rows[kept])
+            pending.end(error)
             return
-        if not pending.answer.done():
-            pending.answer.set_result(noted)
+        pending.end(noted)
 
     def _store(self, pending: Pending, rows: Array, kept: Array | None) -> None:
         """``kept``: places of the rows that the ledger has taken; None for all."""
@@ -244,14 +271,19 @@ class UnitService:
 
     def read(self, fetch: Fetch) -> Batch:
         """What the unit keeps. LostRowsError when it does not keep all of it."""
-        names = {stored_name(fetch.partition, column): column for column in fetch.columns}
-        with lost_rows():
-            found = self._storage.get(fetch.rows.tolist(), list(names))
-        return Batch(rows=found.rows, columns={names[name]: column for name, column in found.columns.items()})
+        return Batch(rows=fetch.rows, columns=self._values(fetch))
+
+    def _values(self, fetch: Fetch) -> dict[str, Column]:
+        names = {column: stored_name(fetch.partition, column) for column in fetch.columns}
+        try:
+            found = self._storage.get(fetch.rows.tolist(), list(names.values())).columns
+        except KeyError as error:
+            raise lost_rows(error) from error
+        return {column: found[name] for column, name in names.items()}
 
     def leased(self, fetch: Fetch) -> dict[str, Column] | None:
         """What goes along with a lease; None when it is better fetched."""
-        return dict(self.read(fetch).columns)
+        return self._values(fetch)
 
     @rpc
     def segments(self, request: None) -> str:
@@ -281,9 +313,9 @@ class UnitService:
 
     def _go_on(self) -> None:
         """Puts for which there is room now."""
-        while self._full and self._fits(int(self._full[0].nbytes.sum())):
+        while self._full and self._fits(self._full[0].sizes.total):
             pending = self._full.popleft()
-            if pending.answer.done():
+            if pending.given_up:
                 self._discard(pending.region)
             else:
                 self._note(pending)
@@ -298,7 +330,7 @@ class UnitService:
         while self._full:
             pending = self._full.popleft()
             self._discard(pending.region)
-            _fail(pending.answer, RunError("the storage unit was closed while a put waited for room"))
+            pending.end(RunError("the storage unit was closed while a put waited for room"))
         self._storage.close()
 
 
@@ -312,21 +344,12 @@ def stored_names(partition: str, columns: Mapping[str, T]) -> dict[str, T]:
     return {stored_name(partition, column): values for column, values in columns.items()}
 
 
-@contextmanager
-def lost_rows() -> Iterator[None]:
+def lost_rows(error: KeyError) -> LostRowsError:
     """What a storage does not find."""
-    try:
-        yield
-    except KeyError as error:
-        raise LostRowsError(f"a storage unit has not all of the rows it was asked for: {error.args[0]}") from error
+    return LostRowsError(f"a storage unit has not all of the rows it was asked for: {error.args[0]}")
 
 
 async def _later(read: Callable[[], T], told: asyncio.Future[list[Noted]]) -> T:
     """The ledger may have offered rows whose acceptance is still on its way here."""
     await asyncio.wait([told])  # by then it was heard, whose callback is the older one, and its values are kept
     return read()
-
-
-def _fail(answer: asyncio.Future[Noted], error: BaseException) -> None:
-    if not answer.done():
-        answer.set_exception(error)

@@ -25,6 +25,11 @@ _NO_VERSION = np.iinfo(np.int64).max
 _MAX_COLUMNS = 63
 
 
+def total(values: Array) -> int:
+    """Of an array; numpy's reductions cost more than the rest of a small put, or nearly."""
+    return int(values.item() if values.size == 1 else values.sum())
+
+
 def _table(size: int, *, columns: int, consumers: int, first: int) -> Table:
     per_group = {"opened": np.int64, "oldest": np.int64, "open": np.bool_, "reserved": np.bool_}
     per_row = {"written": np.int64, "tokens": np.int32, "nbytes": np.int64}
@@ -74,11 +79,13 @@ class GroupTable:
         self._begin(first, count, version)
         return first
 
-    def _begin(self, first: int, count: int, version: int) -> None:
-        slots = self._groups.slice(first, count)
-        self._groups.column("opened")[slots] = version
-        self._groups.column("oldest")[slots] = _NO_VERSION
-        self._groups.column("open")[slots] = True
+    def _begin(self, first: int, count: int, version: int, oldest: int = _NO_VERSION) -> slice:
+        """Returns their slots. ``oldest``: the version of their oldest token, where they are stored at once."""
+        slots, table = self._groups.slice(first, count), self._groups.columns
+        table["opened"][slots] = version
+        table["oldest"][slots] = oldest
+        table["open"][slots] = True
+        return slots
 
     def is_open(self, group: int) -> bool:
         """Opened, and neither acknowledged by every consumer nor dropped."""
@@ -103,6 +110,8 @@ class GroupTable:
 
     def rows_of(self, groups: Array) -> Array:
         """Row ids of groups (int64 [n]), int64 [n * group_size]."""
+        if self.group_size == 1:
+            return groups
         members: Array = groups[:, None] * self.group_size + np.arange(self.group_size)
         return members.reshape(-1)
 
@@ -149,7 +158,7 @@ class GroupTable:
         if known.all():
             written = self._row_column("written")[self._row_slots(rows)]
             outcome[(written & added) != 0] = DUPLICATE
-            outcome[~self._groups.column("open")[self._groups.slots(groups)]] = LATE
+            outcome[~self._groups.columns["open"][self._groups.slots(groups)]] = LATE
         else:
             outcome[known] = self._refusals(rows[known], added)
             outcome[~known] = UNKNOWN
@@ -165,14 +174,20 @@ class GroupTable:
     def _places(self, columns: Collection[str]) -> list[int]:
         return [self._bits[column].bit_length() - 1 for column in columns]
 
+    def _at(self, groups: Array) -> Array | slice:
+        """An index of groups in columns. For one group it gives views, which cost a fraction of a gather."""
+        if len(groups) != 1:
+            return self._groups.slots(groups)
+        return self._groups.slice(int(groups[0]), 1)
+
     def _row_slots(self, rows: Array) -> Array:
         return rows - self._groups.base * self.group_size
 
     def _row_column(self, name: str) -> Array:
         """A column with an entry per row, as one array of all rows."""
-        column = self._groups.column(name)
+        column = self._groups.columns[name]
         return column.reshape(-1, *column.shape[2:])
 
     def _column_of(self, name: str, groups: Array) -> Array:
-        values: Array = self._groups.column(name)[self._groups.slots(groups)]
+        values: Array = self._groups.columns[name][self._groups.slots(groups)]
         return values

@@ -19,7 +19,7 @@ import numpy as np
 
 from headrace.contract import Array
 from headrace.flow.balance import most_within
-from headrace.flow.group_table import DUPLICATE, LATE, STORED, UNKNOWN, GroupTable
+from headrace.flow.group_table import DUPLICATE, LATE, STORED, UNKNOWN, GroupTable, total
 from headrace.flow.leases import Lease, Leases
 from headrace.flow.ready import ReadyGroups
 from headrace.flow.records import BatchLease, FlowState, StoredGroup
@@ -128,23 +128,26 @@ class Ledger(GroupTable):
     ) -> int:
         """Groups with consecutive new ids, whose rows get columns at once: :meth:`open_many` and :meth:`write` in one,
         for a fraction of their cost. Returns the first."""
-        first, added = self.open_many(groups, version), self._mask(columns)
-        slots, shape = self._groups.slice(first, groups), (groups, self.group_size)
-        column = self._groups.column
-        column("oldest")[slots] = version
-        column("written")[slots] = added
-        column("tokens")[slots] = tokens.reshape(shape) if isinstance(tokens, np.ndarray) else tokens
-        column("nbytes")[slots] = nbytes.reshape(shape) if isinstance(nbytes, np.ndarray) else nbytes
+        first, added = self._groups.append(groups), self._mask(columns)
+        slots, shape = self._begin(first, groups, version, oldest=version), (groups, self.group_size)
+        table = self._groups.columns
+        table["written"][slots] = added
+        table["nbytes"][slots] = nbytes.reshape(shape) if isinstance(nbytes, np.ndarray) else nbytes
+        if isinstance(tokens, np.ndarray):
+            table["tokens"][slots] = tokens.reshape(shape)
+        elif tokens:  # a fresh record has none
+            table["tokens"][slots] = tokens
         if added == self._all:
-            column("units")[slots] = unit
+            table["units"][slots] = unit
         else:
-            column("units")[slots, :, self._places(columns)] = unit
+            table["units"][slots, :, self._places(columns)] = unit
         self.buffered += groups * self.group_size
-        self.nbytes += int(nbytes.sum()) if isinstance(nbytes, np.ndarray) else nbytes * groups * self.group_size
+        self.nbytes += (
+            int(np.add.reduce(nbytes)) if isinstance(nbytes, np.ndarray) else nbytes * groups * self.group_size
+        )
         for consumer in self._consumers.values():
             if consumer.reads & added == consumer.reads:
-                column("complete")[slots, consumer.index] = self.group_size
-                column("state")[slots, consumer.index] = _READY
+                table["state"][slots, consumer.index] = _READY
                 consumer.ready.add_of(version, np.arange(first, first + groups))
         return first
 
@@ -183,31 +186,31 @@ class Ledger(GroupTable):
         groups, (group, member), added = self._groups, divmod(row, self.group_size), self._mask(columns)
         if group not in groups:
             return LATE if self._first_group <= group < groups.low else UNKNOWN
-        slot = group - groups.base
-        if not groups.column("open")[slot]:
+        slot, table = group - groups.base, groups.columns
+        if not table["open"][slot]:
             return LATE
-        written = groups.column("written")[slot]
+        written = table["written"][slot]
         old = int(written[member])
         if old & added:
             return DUPLICATE
         written[member] = new = old | added
-        groups.column("tokens")[slot, member] += tokens
-        groups.column("nbytes")[slot, member] += nbytes
+        table["tokens"][slot, member] += tokens
+        table["nbytes"][slot, member] += nbytes
         self.nbytes += nbytes
-        units = groups.column("units")[slot, member]
+        units = table["units"][slot, member]
         for place in self._places(columns):
             units[place] = unit
-        oldest = groups.column("oldest")
+        oldest = table["oldest"]
         if not old:
             self.buffered += 1
             if version < oldest[slot]:
                 oldest[slot] = version
         for consumer in self._consumers.values():
             if old & consumer.reads != consumer.reads == new & consumer.reads:
-                complete = groups.column("complete")[slot]
+                complete = table["complete"][slot]
                 complete[consumer.index] += 1
                 if complete[consumer.index] == self.group_size:
-                    groups.column("state")[slot, consumer.index] = _READY
+                    table["state"][slot, consumer.index] = _READY
                     consumer.ready.push(int(oldest[slot]), group)
         return STORED
 
@@ -226,7 +229,7 @@ class Ledger(GroupTable):
         written[slots] = new = old | added
         self._row_column("tokens")[slots] += tokens
         self._row_column("nbytes")[slots] += nbytes
-        self.nbytes += int(np.sum(nbytes)) if isinstance(nbytes, np.ndarray) else nbytes * len(rows)
+        self.nbytes += total(nbytes) if isinstance(nbytes, np.ndarray) else nbytes * len(rows)
         self._row_column("units")[slots[:, None], self._places(columns)] = unit
         fresh = old == 0
         if fresh.any():
@@ -241,12 +244,12 @@ class Ledger(GroupTable):
     def _note_versions(self, groups: Array, versions: Array | None) -> None:
         slots = self._groups.slots(groups)
         if versions is None:
-            versions = self._groups.column("opened")[slots]
-        np.minimum.at(self._groups.column("oldest"), slots, versions)
+            versions = self._groups.columns["opened"][slots]
+        np.minimum.at(self._groups.columns["oldest"], slots, versions)
 
     def _complete_rows(self, consumer: _Consumer, groups: Array) -> None:
         if self.group_size > 1:
-            complete = self._groups.column("complete")[:, consumer.index]
+            complete = self._groups.columns["complete"][:, consumer.index]
             np.add.at(complete, self._groups.slots(groups), 1)
             groups = np.unique(groups)
             groups = groups[complete[self._groups.slots(groups)] == self.group_size]
@@ -283,9 +286,9 @@ class Ledger(GroupTable):
             kept = self._shareable(chosen, groups, token_budget, ranks)
             chosen, rest = chosen[:kept], chosen[kept:]
             who.ready.add(rest, self._column_of("oldest", rest), again=True)
-        slots = self._groups.slots(chosen)
-        self._groups.column("state")[slots, who.index] = _LEASED
-        self._groups.column("attempts")[slots, who.index] += 1
+        at = self._at(chosen)
+        self._groups.columns["state"][at, who.index] = _LEASED
+        self._groups.columns["attempts"][at, who.index] += 1
         return self.leases.grant(consumer, chosen, deadline)
 
     def _shareable(self, chosen: Array, groups: int, token_budget: int | None, ranks: int) -> int:
@@ -308,10 +311,16 @@ class Ledger(GroupTable):
         oldest: list[int] = self._column_of("oldest", groups).tolist()
         return oldest
 
-    def attempts(self, lease: Lease) -> Array:
-        """How often each group of a lease has been leased by its consumer, this time included."""
-        attempts: Array = self._column_of("attempts", lease.groups)[:, self._consumers[lease.consumer].index]
-        return attempts
+    def contents(self, lease: Lease) -> tuple[Array, Array]:
+        """int64 [3, n]: ids of a lease's rows, their tokens, and how often each was leased by this consumer, this time
+        included; int16 [n, columns]: which storage unit has each column, 0 where none has."""
+        at, size, columns = self._at(lease.groups), self.group_size, self._groups.columns
+        table = np.empty((3, len(lease.groups), size), dtype=np.int64)
+        table[0] = self.rows_of(lease.groups).reshape(-1, size)
+        table[1] = columns["tokens"][at]
+        table[2] = columns["attempts"][at, self._consumers[lease.consumer].index][:, None]
+        units = columns["units"][at]
+        return table.reshape(3, -1), units.reshape(-1, units.shape[2])
 
     def extend(self, lease: int, *, deadline: float) -> None:
         """Hold on to a lease until ``deadline``."""
@@ -333,7 +342,7 @@ class Ledger(GroupTable):
         held = self.leases.end(lease)
         groups = self._present(held.groups)
         slots = self._groups.slots(groups)
-        states = self._groups.column("state")
+        states = self._groups.columns["state"]
         states[slots, self._consumers[held.consumer].index] = _DONE
         left: Array = groups[(states[slots] == _DONE).all(axis=1)]
         self._leave(left)
@@ -350,19 +359,19 @@ class Ledger(GroupTable):
     def _are_ready(self, index: int, groups: Array) -> Array:
         # A group that left may be forgotten by now, and its slot be another's.
         known = groups >= self._groups.low
-        state = self._groups.column("state")[self._groups.slots(np.where(known, groups, self._groups.base)), index]
+        state = self._groups.columns["state"][self._groups.slots(np.where(known, groups, self._groups.base)), index]
         ready: Array = known & (state == _READY)
         return ready
 
     def _make_ready(self, consumer: _Consumer, groups: Array, *, again: bool = False) -> None:
-        self._groups.column("state")[self._groups.slots(groups), consumer.index] = _READY
+        self._groups.columns["state"][self._groups.slots(groups), consumer.index] = _READY
         consumer.ready.add(groups, self._column_of("oldest", groups), again=again)
 
     def _leave(self, groups: Array) -> None:
         slots = self._groups.slots(groups)
-        self.buffered -= int(np.count_nonzero(self._groups.column("written")[slots]))
-        self.nbytes -= int(self._groups.column("nbytes")[slots].sum())
-        opened = self._groups.column("open")
+        self.buffered -= int(np.count_nonzero(self._groups.columns["written"][slots]))
+        self.nbytes -= int(self._groups.columns["nbytes"][slots].sum())
+        opened = self._groups.columns["open"]
         opened[slots] = False
         low = self._groups.low
         while low < self._groups.end and not opened[low - self._groups.base] and not self._groups.get("reserved", low):

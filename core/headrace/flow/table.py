@@ -24,9 +24,10 @@ class Table:
         self.base = first
         """The id in the first slot."""
         self._capacity = FIRST_CAPACITY
-        self._columns: dict[str, Array] = {
+        self.columns: dict[str, Array] = {
             name: np.zeros((FIRST_CAPACITY, *shape), dtype=dtype) for name, (dtype, shape) in columns.items()
         }
+        """All values of a column, by slot."""
 
     def __contains__(self, record: int) -> bool:
         return self.low <= record < self.end
@@ -44,31 +45,27 @@ class Table:
 
     def get(self, column: str, record: int) -> Any:
         """A record's value in a column; a view where the value is an array."""
-        return self._columns[column][record - self.base]
+        return self.columns[column][record - self.base]
 
     def set(self, column: str, record: int, value: Any) -> None:
         """Replace a record's value in a column."""
-        self._columns[column][record - self.base] = value
+        self.columns[column][record - self.base] = value
 
     def slots(self, records: Array) -> Array:
-        """Where in :meth:`column` records are, until the next :meth:`append`."""
+        """Where in ``columns`` records are, until the next :meth:`append`."""
         return records - self.base
 
     def slice(self, first: int, count: int) -> slice:
         """The same of ``count`` consecutive records."""
         return slice(first - self.base, first - self.base + count)
 
-    def column(self, name: str) -> Array:
-        """All values of a column, by slot."""
-        return self._columns[name]
-
     def _make_room(self, count: int) -> None:
         kept, offset = self.end - self.low, self.low - self.base
         capacity = self._capacity
         while 2 * kept > capacity or kept + count > capacity:
             capacity *= 2
-        for name, old in self._columns.items():
+        for name, old in self.columns.items():
             new = np.zeros((capacity, *old.shape[1:]), dtype=old.dtype)
             new[:kept] = old[offset : offset + kept]
-            self._columns[name] = new
+            self.columns[name] = new
         self.base, self._capacity = self.low, capacity

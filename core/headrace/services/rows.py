@@ -13,7 +13,6 @@ import numpy as np
 from headrace.contract import Array
 from headrace.contract.columns import REWARD, VERSION
 from headrace.dataplane import Note, Noted, PartitionLedger, PartitionSpec
-from headrace.dataplane.partition import ALL_KEPT
 from headrace.errors import ContractError, HeadraceError
 from headrace.flow import Flow, Lease
 from headrace.services.groups import StoredRows
@@ -73,7 +72,7 @@ class PhaseRows(PartitionLedger):
             )
         try:
             outcome = self._note(note, note.rows, unit)
-            return Noted(note.rows, outcome if outcome.any() else ALL_KEPT)
+            return Noted(refused=outcome if outcome.any() else None)
         except HeadraceError as error:
             self._desk.fail(error)
             raise
@@ -86,7 +85,7 @@ class PhaseRows(PartitionLedger):
         if self._returning.issuperset(rows.tolist()):
             self._returning.difference_update(rows.tolist())
             self.ledger.place(rows, unit)
-            return ALL_KEPT
+            return np.zeros(len(rows), dtype=np.int8)
         return self._desk.stored(
             StoredRows(
                 trajectories=rows.tolist(),

@@ -4,7 +4,8 @@ A type that reaches such a union is decoded into a mirror (the same fields, the 
 :class:`ColumnOnWire`) and restored. Every other type is decoded by msgspec directly. A type that contains itself
 must not reach such a union.
 
-Invariant: restoring calls the original's constructor, so what it checks is checked for received values too.
+Invariant: what the original's constructor checks is checked for received values too: restoring calls it, and a mirror
+of a Struct that needs no restoring, because no dataclass is inside, is a subclass of it.
 """
 
 from __future__ import annotations
@@ -121,7 +122,13 @@ def _subclass(kind: type[msgspec.Struct], fields: dict[str, Any]) -> type:
     """A mirror that is one of its originals: there is nothing to restore."""
     described = [_field(f.name, fields, f.default, f.default_factory, f.encode_name) for f in struct_fields(kind)]
     config = kind.__struct_config__
-    return msgspec.defstruct(kind.__name__, described, bases=(kind,), tag=config.tag, tag_field=config.tag_field if config.tag is not None else None)
+    return msgspec.defstruct(
+        kind.__name__,
+        described,
+        bases=(kind,),
+        tag=config.tag,
+        tag_field=config.tag_field if config.tag is not None else None,
+    )
 
 
 def _define_mirror(kind: type, fields: dict[str, Any]) -> type:

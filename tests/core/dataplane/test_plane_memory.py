@@ -21,7 +21,7 @@ SPEC = PartitionSpec(
 
 def size_of(ledger: Ledger) -> int:
     """Bytes of its arrays, and entries of what is no array."""
-    tables = sum(column.nbytes for column in ledger._groups._columns.values())
+    tables = sum(column.nbytes for column in ledger._groups.columns.values())
     rings = sum(len(ring._items) for who in ledger._consumers.values() for ring in who.ready._rings.values())
     return tables + rings + len(ledger.leases._held)
 

@@ -168,7 +168,9 @@ class LedgerMachine(RuleBasedStateMachine):
         else:
             assert tokens <= budget or len(given) == 1
         self.leases[lease.lease] = lease
-        for number, attempts in zip(given, self.ledger.attempts(lease).tolist(), strict=True):
+        rows, _ = self.ledger.contents(lease)
+        assert rows[0].tolist() == [row for number in given for row in self.ledger.rows(number)]
+        for number, attempts in zip(given, rows[2, :: self.ledger.group_size].tolist(), strict=True):
             group = self.groups[number]
             group.held[consumer] = lease.lease
             group.attempts[consumer] = group.attempts.get(consumer, 0) + 1

@@ -78,7 +78,7 @@ async def test_a_caller_whose_deadline_ends_a_promise_is_told_nothing_else(tmp_p
     """It hears its own deadline, though the server's clock may be the faster one."""
 
     def message(number: int, method: str, request: object, seconds: float) -> bytes:
-        return msgspec.msgpack.encode(Call(number, method, seconds, msgspec.Raw(encode(request)[0])))
+        return bytes(encode(Call(number, method, seconds, request))[0])
 
     async with serving(tmp_path) as (service, _):
         with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
