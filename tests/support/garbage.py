@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 
 from headrace.contract import Ragged
@@ -60,6 +59,4 @@ MESSAGES: dict[str, list[tuple[str, object]]] = {
 
 
 def frames_of(method: str, request: object, number: int = 1) -> list[bytes]:
-    header, *arrays = encode(request)
-    call = msgspec.msgpack.encode(Call(number, method, PATIENCE, msgspec.Raw(header)))
-    return [call, *(bytes(array) for array in arrays)]
+    return [bytes(frame) for frame in encode(Call(number, method, PATIENCE, request))]

@@ -79,23 +79,27 @@ class Endpoint:
 
     def _drain(self) -> None:
         self._again = None
+        if self._socket.closed:
+            return
         self._draining, empty = True, False
         try:
             for _ in range(_BURST):
-                # Asking costs less than an exception: most often there is one message.
-                empty = not self._readable()
+                # A look costs less than an exception; the first one is saved, for something has arrived, most often.
+                empty = not self._receive() or not self._readable()
                 if empty:  # a socket that was found empty raises its descriptor again by itself
                     return
-                self._receive()
         finally:
             self._draining = False
             if not empty:
                 self._look()
 
-    def _receive(self) -> None:
-        """Deliver one message."""
+    def _receive(self) -> bool:
+        """Deliver one message; whether there was one."""
         receive, get = self._socket.recv, self._socket.get
-        head, arrays = [receive(_NOBLOCK)], list[memoryview]()
+        try:
+            head, arrays = [receive(_NOBLOCK)], list[memoryview]()
+        except zmq.Again:
+            return False
         if self._head > 1:  # who sent it, and that is never all
             head.append(receive(_NOBLOCK))
         while get(_RCVMORE):
@@ -106,3 +110,4 @@ class Endpoint:
             if len(arrays) < self._kept_arrays:
                 arrays.append(frame.buffer)
         self._deliver(head, arrays)
+        return True

@@ -199,7 +199,7 @@ class Server:
         failure: Failure = to_failure(key[1], error)
         self._send(key, _encode(failure))
 
-    def _send(self, key: tuple[bytes, int], message: bytes, arrays: Sequence[Buffer] = ()) -> None:
+    def _send(self, key: tuple[bytes, int], message: Buffer, arrays: Sequence[Buffer] = ()) -> None:
         if self._endpoint is not None and not self._endpoint.closed:
             self._endpoint.send([key[0], message, *arrays])
 
