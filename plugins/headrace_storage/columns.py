@@ -40,7 +40,7 @@ class SmallColumn:
             values = [data[start:stop] for start, stop in pairwise((column.offsets * size).tolist())]
         else:
             data = column.tobytes()
-            values = [data[start : start + size] for start in range(0, size * len(rows), size or 1)]
+            values = [data[place * size : place * size + size] for place in range(len(rows))]
         self._values.update(zip(rows, values, strict=True))
         self.nbytes += len(data)
 

@@ -81,6 +81,13 @@ def test_a_column_does_not_change_its_kind_and_the_refused_put_stores_nothing(
     storage.put(batch([1], reward=column))
 
 
+def test_values_without_bytes_are_kept_and_rows_of_entries_without_bytes_are_refused(storage: MemoryStorage) -> None:
+    storage.put(batch([1, 2], nothing=np.zeros((2, 0))))
+    assert storage.get([2, 1], ["nothing"]).dense("nothing").shape == (2, 0)
+    with pytest.raises(ContractError, match="have no bytes"):
+        storage.put(batch([1], empty=Ragged(np.zeros((3, 0)), np.array([0, 3]))))
+
+
 def test_a_row_twice_in_one_put_is_a_contract_error(storage: MemoryStorage) -> None:
     with pytest.raises(ContractError, match="names a row twice"):
         storage.put(batch([1, 1], reward=np.zeros(2)))

@@ -151,6 +151,27 @@ def test_batches_travel_at_any_depth_of_dataclasses_structs_and_containers() -> 
     assert decode(copied(Rows(name="y")), Rows).batch is None
 
 
+class Levels(msgspec.Struct, array_like=True, frozen=True):
+    columns: dict[str, Array | Ragged]
+    level: int = 0
+
+    def __post_init__(self) -> None:
+        if self.level < 0:
+            raise ValueError(f"a level of {self.level}")
+
+
+def test_a_struct_with_columns_is_received_as_one_and_its_constructor_is_asked() -> None:
+    received = decode(copied(Levels({"tokens": batch_of(2).ragged("tokens"), "reward": np.zeros(2)}, 3)), Levels)
+    assert isinstance(received, Levels)
+    assert received.level == 3
+    assert isinstance(received.columns["tokens"], Ragged)
+    assert isinstance(received.columns["reward"], np.ndarray)
+    with pytest.raises(RefusedError, match="a level of -1"):
+        decode(copied([{}, -1]), Levels)
+    with pytest.raises(RefusedError, match="wrong type"):
+        decode(copied([{"tokens": "none"}, 1]), Levels)
+
+
 def test_a_recursive_type_is_decoded() -> None:
     tree = Tree(left=Tree(value=1))
     assert decode(copied(tree), Tree) == tree
