@@ -17,6 +17,7 @@ from headrace.dataplane.sharing import Sharing
 from headrace.errors import ContractError, DeadlineError
 from headrace.flow.leases import Lease
 from headrace.flow.ledger import Ledger
+from headrace.wire import Promise
 
 _Waiter = tuple[int, int, LeaseCall, asyncio.Future[Granted]]
 _SPARE = 64
@@ -38,7 +39,7 @@ class Waiting:
         return self._waiting
 
     def add(self, call: LeaseCall) -> asyncio.Future[Granted]:
-        future: asyncio.Future[Granted] = asyncio.get_running_loop().create_future()
+        future: Promise[Granted] = Promise()
         heapq.heappush(self._heaps.setdefault(_kind(call), []), (call.at_least, self._order, call, future))
         self._order += 1
         self._kept += 1

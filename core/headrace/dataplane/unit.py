@@ -20,7 +20,7 @@ from headrace.dataplane.links import LedgerLink, settled
 from headrace.dataplane.messages import Described, Fetch, Join, Note, Noted, Notes, Put, Unkept
 from headrace.dataplane.schema import Schema, Sizes
 from headrace.errors import HeadraceError, LostRowsError, RunError
-from headrace.wire import rpc
+from headrace.wire import Promise, rpc
 from headrace.wire.failures import from_failure
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class Pending:
     def __init__(self, put: Put, sizes: Sizes, region: Region | None) -> None:
         self.put, self.sizes, self.region = put, sizes, region
         self._end: Noted | BaseException | None = None
-        self._promise: asyncio.Future[Noted] | None = None
+        self._promise: Promise[Noted] | None = None
 
     @property
     def given_up(self) -> bool:
@@ -46,7 +46,7 @@ class Pending:
     def answer(self) -> Noted | asyncio.Future[Noted]:
         """What became of it, or a promise of that. Asked for once."""
         if self._end is None:
-            self._promise = asyncio.get_running_loop().create_future()
+            self._promise = Promise()
             return self._promise
         if isinstance(self._end, BaseException):
             raise self._end

@@ -17,6 +17,7 @@ from headrace.wire.limits import DEFAULT_LIMITS, Limits
 from headrace.wire.methods import rpc
 from headrace.wire.network import Network
 from headrace.wire.own_directory import OwnDirectory, unlocked
+from headrace.wire.promise import Promise
 from headrace.wire.refusal import RefusedError
 from headrace.wire.server import Server
 from headrace.wire.sockets import bind_socket, bound_address, close_context, connect_socket, open_context
@@ -30,6 +31,7 @@ __all__ = [
     "Limits",
     "Network",
     "OwnDirectory",
+    "Promise",
     "RefusedError",
     "Sent",
     "Server",

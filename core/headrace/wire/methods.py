@@ -15,7 +15,8 @@ _MARK = "__headrace_rpc__"
 
 def rpc(method: F) -> F:
     """Mark ``async def method(self, request: T) -> R`` as callable by clients. A plain ``def`` is answered at once,
-    without a task of its own; what cannot be answered yet it answers with an ``asyncio.Future``."""
+    without a task of its own; what cannot be answered yet it answers with an ``asyncio.Future``, of which a
+    :class:`headrace.wire.Promise` is answered soonest."""
     setattr(method, _MARK, True)
     return method
 

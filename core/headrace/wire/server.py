@@ -24,6 +24,7 @@ from headrace.wire.keys import Keys
 from headrace.wire.limits import DEFAULT_LIMITS, Limits
 from headrace.wire.messages import Call, Cancel, Failure, Reply
 from headrace.wire.methods import Method, methods_of
+from headrace.wire.promise import Promise
 from headrace.wire.refusal import HEADER_TOO_LARGE, MALFORMED, UNKNOWN_METHOD, RefusedError
 from headrace.wire.sockets import Context, bind_socket, bound_address, close_context, open_context
 
@@ -142,7 +143,7 @@ class Server:
         timer = asyncio.get_running_loop().call_later(seconds, expire)
         self._running[key] = answer
 
-        def kept(_: object) -> None:
+        def ended() -> None:
             timer.cancel()
             del self._running[key]
             if answer.cancelled():
@@ -154,7 +155,10 @@ class Server:
             except Exception as error:
                 self._raised(key, method, error)
 
-        answer.add_done_callback(kept)
+        if isinstance(answer, Promise):
+            answer.at_end(ended)
+        else:
+            answer.add_done_callback(lambda _: ended())
 
     def _read(self, call: Call[msgspec.Raw], arrays: list[memoryview]) -> tuple[Method, Any]:
         method = self._methods.get(call.method)

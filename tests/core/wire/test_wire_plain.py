@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from headrace.errors import EngineError, RunError
-from headrace.wire import Client, Server, encode, ipc_address, rpc
+from headrace.wire import Client, Promise, Server, encode, ipc_address, rpc
 from headrace.wire.messages import Call, Failure, Reply
 
 
@@ -27,6 +27,16 @@ class Service:
         if request < 0:
             raise EngineError("what happened", fix="do that")
         return 3 * request // (request != 1)
+
+    @rpc
+    def soonest(self, request: None) -> Any:
+        self.awaited: Promise[str] = Promise()
+        return self.awaited
+
+    @rpc
+    def bring(self, request: str) -> str:
+        self.awaited.set_result(request)
+        return "brought"
 
     @rpc
     def later(self, request: None) -> Any:
@@ -74,11 +84,26 @@ async def test_a_promise_that_nobody_waits_for_any_more_is_cancelled(tmp_path: P
         await service.cancelled.wait()
 
 
+def message(number: int, method: str, request: object, seconds: float) -> bytes:
+    return bytes(encode(Call(number, method, seconds, request))[0])
+
+
+async def test_what_was_promised_leaves_before_the_answer_to_the_call_that_kept_the_promise(tmp_path: Path) -> None:
+    async with serving(tmp_path):
+        with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+            peer.linger = 0
+            peer.connect(ipc_address(str(tmp_path), "service"))
+            peer.send(message(1, "soonest", None, 5.0))
+            peer.send(message(2, "bring", "rows", 5.0))
+            replies = []
+            for _ in range(2):
+                assert await asyncio.to_thread(peer.poll, 5000)
+                replies.append(msgspec.msgpack.decode(peer.recv(), type=Reply | Failure))
+            assert replies == [Reply(1, "rows"), Reply(2, "brought")]
+
+
 async def test_a_caller_whose_deadline_ends_a_promise_is_told_nothing_else(tmp_path: Path) -> None:
     """It hears its own deadline, though the server's clock may be the faster one."""
-
-    def message(number: int, method: str, request: object, seconds: float) -> bytes:
-        return bytes(encode(Call(number, method, seconds, request))[0])
 
     async with serving(tmp_path) as (service, _):
         with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
