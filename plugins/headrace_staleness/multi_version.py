@@ -11,7 +11,9 @@ The policy keeps, for every d = 0 … K,
                                          ≤   B · (d + 1)   before
 
 (earliest deadline first is feasible). Taking a batch is gated on the first line. Publishing t + 1 turns the first line
-into the second. New groups are all of version t, so that they count for d = K alone: ``admit`` keeps that case.
+into the second. New groups of version t count for d = K alone: ``admit`` keeps that case. Where ``legacy_filling`` lets
+a group start under an older version, ``may_fill`` keeps all of them; and it feeds no version that the next publication
+waits for, which would only be held up longer.
 
 No row can be late, since for d = 0 nothing of version ≤ t − K is left once batch t is taken. Nothing can get stuck:
 with nothing in flight, before batch t, the second line says that the oldest B groups may be taken, and when there are
@@ -20,8 +22,9 @@ fewer than B another group is admitted; after it, t + 1 may be published.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.contract import FlowView, StalenessPolicy
 from headrace.errors import StalenessError
@@ -36,10 +39,13 @@ class MultiVersion(StalenessPolicy):
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Settings:
         """``max_staleness``: K ≥ 0. ``outstanding_batches``: how many batches' worth of groups may be dispatched and
-        not taken, 1 … max(K, 1). Default: 2, or 1 where K ≤ 1; more than 2 only raises the mean staleness."""
+        not taken, 1 … max(K, 1). Default: 2, or 1 where K ≤ 1; more than 2 only raises the mean staleness.
+        ``legacy_filling``: slots that idle on instances of older versions get new groups of those, staler ones on
+        purpose; only for K ≥ 3."""
 
         max_staleness: int
         outstanding_batches: float | None = None
+        legacy_filling: bool = False
 
     settings: Settings
 
@@ -78,6 +84,13 @@ class MultiVersion(StalenessPolicy):
                 fix=f"set outstanding_batches to at most {most}, or raise max_staleness",
             )
 
+        if self.settings.legacy_filling and self.max_staleness < 3:
+            raise StalenessError(
+                f"legacy_filling with max_staleness = {self.max_staleness} < 3: the publication of t + 1 waits for "
+                f"every version older than t, so that none may be filled",
+                fix="leave legacy_filling out, or set max_staleness = 3 or more",
+            )
+
     def admit(self, view: FlowView) -> int:
         """As many as the batches that remain for them can hold, within ``outstanding_batches``."""
         remaining = self.max_staleness + (not view.batch_taken)
@@ -91,9 +104,22 @@ class MultiVersion(StalenessPolicy):
             version: view.in_flight.get(version, 0) + view.ready.get(version, 0) - chosen.get(version, 0)
             for version in {*view.in_flight, *view.ready}
         }
-        return min(chosen) >= oldest and all(
-            sum(count for version, count in left.items() if version <= oldest + batches) <= batches * view.batch_groups
-            for batches in range(self.max_staleness + 1)
+        return min(chosen) >= oldest and self._is_in_time(left, view, batches=0)
+
+    def may_fill(self, view: FlowView, version: int) -> bool:
+        """It does not block the next publication, and all that is outstanding can still be trained in time."""
+        if not self.settings.legacy_filling or not self.may_publish(replace(view, in_flight={version: 1})):
+            return False
+        outstanding = Counter(view.in_flight) + Counter(view.ready) + Counter([version])
+        return self._is_in_time(outstanding, view, batches=int(not view.batch_taken))
+
+    def _is_in_time(self, outstanding: Mapping[int, int], view: FlowView, *, batches: int) -> bool:
+        """``batches``: how many can hold what is due at once."""
+        oldest = view.version - self.max_staleness
+        return all(
+            sum(count for version, count in outstanding.items() if version <= oldest + later)
+            <= (batches + later) * view.batch_groups
+            for later in range(self.max_staleness + 1)
         )
 
     def may_publish(self, view: FlowView) -> bool:

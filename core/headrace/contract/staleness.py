@@ -53,6 +53,12 @@ class StalenessPolicy(Plugin, ABC):
     def admit(self, view: FlowView) -> int:
         """How many more groups may start now, under ``view.version``."""
 
+    def may_fill(self, view: FlowView, version: int) -> bool:
+        """Whether another group may start under ``version``, older than the newest and in flight, to fill slots that
+        idle because their instance serves no newer one. Asked where :meth:`admit` allows a group for which the newest
+        version has no room."""
+        return False
+
     @abstractmethod
     def may_take(self, view: FlowView, chosen: Mapping[int, int]) -> bool:
         """Whether a batch of ``chosen`` groups (count by version) may be taken for ``view.version``."""

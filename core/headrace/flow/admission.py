@@ -26,14 +26,14 @@ class Admission:
         """How many groups may be added to what is outstanding."""
         return max(0, self._policy.admit(view))
 
-    def admits(self, view: FlowView, *, trained: bool) -> bool:
-        """Whether one more group may start. ``trained``: the batch of this version is. A version that may be published
-        is not held up by a group that starts meanwhile."""
-        if self.admitted(view) == 0:
+    def admits(self, view: FlowView, version: int, *, trained: bool) -> bool:
+        """Whether one more group may start under ``version``. ``trained``: the batch of the newest version is. A
+        version that may be published is not held up by a group that starts meanwhile."""
+        if self.admitted(view) == 0 or not (version == view.version or self._policy.may_fill(view, version)):
             return False
         if not trained or not self._policy.may_publish(view):
             return True
-        in_flight = {**view.in_flight, view.version: view.in_flight.get(view.version, 0) + 1}
+        in_flight = {**view.in_flight, version: view.in_flight.get(version, 0) + 1}
         return self._policy.may_publish(replace(view, in_flight=in_flight))
 
     def batch(self, view: FlowView) -> dict[int, int] | None:

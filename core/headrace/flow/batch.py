@@ -26,6 +26,11 @@ class OpenBatch:
         return any(group in part.groups for part in self._parts)
 
     @property
+    def is_partial(self) -> bool:
+        """Whether a part was taken and the rest was not."""
+        return self.begun and self.whole is None
+
+    @property
     def begun(self) -> bool:
         """Whether anything is in it."""
         return bool(self._parts)

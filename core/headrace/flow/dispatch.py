@@ -58,8 +58,13 @@ class Dispatch:
             return self._fleet.is_hosted_everywhere(version)
         return self._fleet.room(version) is not None
 
+    def can_fill(self, version: int) -> bool:
+        """Whether an instance that hosts ``version`` has a slot to spare."""
+        room = self._fleet.room(version)
+        return room is not None and room.load < room.slots
+
     def start(self, group: int, trajectories: range, version: int) -> Cohort | None:
-        """Place every member of a new group, which :meth:`can_start`; returns its cohort."""
+        """Place every member of a new group, for which there was room; returns its cohort."""
         if not self._lockstep:
             self._start_where_there_is_room(trajectories, version)
             return None

@@ -163,20 +163,17 @@ class Flow(Serving):
     # ------------------------------------------------------------ trajectories
 
     def next_ticket(self) -> Ticket | None:
-        """Another group may start, now and under the newest version; None when the policy or the fleet says no.
+        """Another group may start now; None when the policy or the fleet says no. It starts under the newest version,
+        unless that has no room and the policy lets an older one fill the slots that idle otherwise.
 
-        Free-running: an instance that hosts the newest version has room; each member goes to the least loaded of those
-        that have.
-        Lockstep: every instance hosts the newest version when a cohort begins; there is no gate on room.
+        Free-running: an instance that hosts the version has room; each member goes to the least loaded of those that
+        have. Lockstep: every instance hosts the newest version when a cohort begins; there is no gate on room.
         """
-        version = self._versions.newest
-        if not self._admission.admits(self.view(), trained=self._batch_trained):
+        version = self._version_to_start()
+        if version is None:
             return None
-        if self._rollout:
-            self._switching.settle()
-            if not self._dispatch.can_start(version):
-                return None
-        group = self._ledger.open(self._versions.opened())
+        self._versions.opened(version)
+        group = self._ledger.open(version)
         trajectories = self._ledger.rows(group)
         self._dispatched += len(trajectories)
         self._in_flight += len(trajectories)
@@ -324,6 +321,20 @@ class Flow(Serving):
         self.rebalance()
 
     # ------------------------------------------------------------ inside
+
+    def _version_to_start(self) -> int | None:
+        view, newest, trained = self.view(), self._versions.newest, self._batch_trained
+        admits = self._admission.admits(view, newest, trained=trained)
+        if not self._rollout:
+            return newest if admits else None
+        self._switching.settle()
+        if admits and self._dispatch.can_start(newest):
+            return newest
+        if self._lockstep or self._batch.is_partial:  # what is certain to be in the batch stays so
+            return None
+        older = (version for version in sorted(view.in_flight, reverse=True) if version < newest)
+        fillable = (v for v in older if self._admission.admits(view, v, trained=trained) and self._dispatch.can_fill(v))
+        return next(fillable, None)
 
     def _top_up(self) -> int:
         return self.group_size * self._admission.admitted(self.view())

@@ -6,9 +6,9 @@ Rules, per instance, in name order:
 1. A version that nobody needs any more (not the newest, nothing in flight, no pin) is retired.
 2. A version that an unplaced trajectory or a pin needs and that no instance hosts is *missing*. Missing versions are
    brought back, oldest first, each by one instance: one with room for another version, else one with a version to
-   spare, else the least loaded, which gets no new groups until it has a version to spare. They are chosen anew when
-   that would spare somebody the draining, when the chosen one cannot do it any more, or when the versions that are
-   needed, the instances or the missing versions change.
+   spare, else one that is idle on the newest, else the least loaded; the last two get no new groups until then. They
+   are chosen anew when that would spare somebody the draining, when the chosen one cannot do it any more, or when the
+   versions that are needed, the instances or the missing versions change.
 3. Every other instance loads the newest version as soon as it has room for it.
 4. An instance without room makes room by retiring one *spare* version: the oldest on which it has nothing unfinished,
    that is not pinned and that no unplaced trajectory waits for. The newest is spare only for rule 2.
@@ -32,7 +32,7 @@ from headrace.flow.instances import Instance
 from headrace.flow.records import Switch
 from headrace.flow.versions import Versions
 
-_HAS_ROOM, _HAS_SPARE, _MUST_DRAIN = range(3)
+_HAS_ROOM, _HAS_SPARE, _IDLES, _MUST_DRAIN = range(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Switching:
         basis = _Basis(self._versions.revision, fleet.members, frozenset(fleet.unplaced), missing)
         if basis != self._basis or any(map(self._is_reason_to_choose_anew, fleet.touched)):
             self._claims = self._claims_of(missing)
-            fleet.bar({instance for instance, claim in self._claims.items() if claim.effort == _MUST_DRAIN})
+            fleet.bar({instance for instance, claim in self._claims.items() if claim.effort >= _IDLES})
             self._switches.clear()
             self._decide_for(fleet.instances)
         else:
@@ -154,7 +154,7 @@ class Switching:
         if claim is None:
             drained = any(claim.effort == _MUST_DRAIN for claim in self._claims.values())
             return drained and effort is not None and effort < _MUST_DRAIN
-        return claim.effort < _MUST_DRAIN and effort in (None, _MUST_DRAIN)
+        return claim.effort < _IDLES and (effort is None or effort >= _IDLES)
 
     def _effort(self, instance: Instance) -> int | None:
         """What it takes to load a missing version; None where it cannot be, because all is pinned."""
@@ -162,4 +162,6 @@ class Switching:
             return _HAS_ROOM
         if self._spare(instance, newest=False) is not None:
             return _HAS_SPARE
+        if self._spare(instance, newest=True) is not None:
+            return _IDLES
         return _MUST_DRAIN if any(version not in self._versions.pinned for version in instance.hosted) else None

@@ -41,12 +41,11 @@ class Versions:
         """Whether a version may not be retired."""
         return version == self.newest or version in self._in_flight or version in self._pins
 
-    def opened(self) -> int:
-        """A group starts, under the newest version."""
-        count = self._in_flight.get(self.newest, 0)
-        self._in_flight[self.newest] = count + 1
+    def opened(self, version: int) -> None:
+        """A group of ``version``, the newest or one that is in flight, starts."""
+        count = self._in_flight.get(version, 0)
+        self._in_flight[version] = count + 1
         self.revision += count == 0
-        return self.newest
 
     def closed(self, version: int) -> None:
         """A group of ``version`` is complete or dropped."""

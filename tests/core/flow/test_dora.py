@@ -17,8 +17,19 @@ from headrace_staleness.multi_version import MultiVersion
 from support.dora_world import LOOKAHEAD, World, token
 from support.profiles import EVENTS, machine
 
-SETTINGS = [(2, None), (1, None), (3, 3.0), (3, 1.5), (4, None), (2, 1.0)]
-"""max_staleness and outstanding_batches."""
+POLICIES = [
+    MultiVersion(MultiVersion.Settings(max_staleness=bound, outstanding_batches=outstanding, legacy_filling=filling))
+    for bound, outstanding, filling in [
+        (2, None, False),
+        (1, None, False),
+        (3, 3.0, False),
+        (3, 1.5, False),
+        (4, None, False),
+        (2, 1.0, False),
+        (3, 3.0, True),
+        (5, 4.0, True),
+    ]
+]
 REPLICA = st.tuples(st.integers(1, 4), st.sampled_from([1, 1, 1, 2, 3]), st.booleans())
 
 
@@ -29,7 +40,7 @@ def heavy_tailed(random: Random) -> int:
 
 class DoraMachine(RuleBasedStateMachine):
     @initialize(
-        setting=st.sampled_from(SETTINGS),
+        policy=st.sampled_from(POLICIES),
         sizes=st.tuples(st.integers(1, 4), st.integers(1, 3)),
         replicas=st.lists(REPLICA, min_size=1, max_size=5),
         seed=st.integers(0, 2**32),
@@ -37,14 +48,13 @@ class DoraMachine(RuleBasedStateMachine):
     )
     def begin(
         self,
-        setting: tuple[int, float | None],
+        policy: MultiVersion,
         sizes: tuple[int, int],
         replicas: list[tuple[int, int, bool]],
         seed: int,
         calm: bool,
     ) -> None:
-        bound, outstanding = setting
-        self.policy = MultiVersion(MultiVersion.Settings(max_staleness=bound, outstanding_batches=outstanding))
+        self.policy = policy
         self.world = World(
             self.policy,
             batch_groups=sizes[0],
@@ -146,7 +156,9 @@ class DoraMachine(RuleBasedStateMachine):
         world, flow = self.world, self.flow
         before = flow.next_group
         world.start()
-        assert all(world.streams[t].version == world.version for t in world.streams if t >= before * world.group_size)
+        versions = [world.streams[group * world.group_size].version for group in range(before, flow.next_group)]
+        assert versions == sorted(versions, reverse=True)
+        assert self.policy.settings.legacy_filling or set(versions) <= {world.version}
         drains = flow.unplaced() or flow.may_publish()
         if self.policy.admit(flow.view()) > 0 and not drains:
             for name in flow.hosting(world.version):

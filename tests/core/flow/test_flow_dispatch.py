@@ -149,6 +149,66 @@ def test_an_instance_cannot_host_more_versions_than_it_said() -> None:
         flow.committed("a", 5)
 
 
+def two_versions(*, legacy_filling: bool) -> Flow:
+    """Instance a still has one trajectory of version 0 and three idle slots, b serves version 1 and is full."""
+    settings = MultiVersion.Settings(max_staleness=3, outstanding_batches=3, legacy_filling=legacy_filling)
+    flow = Flow(policy=MultiVersion(settings), batch_groups=4, group_size=1)
+    flow.join("a", slots=4, live_versions=1, versions=(0,))
+    for _ in range(4):
+        ticket(flow)
+    flow.join("b", slots=2, live_versions=1, versions=(0,))
+    ticket(flow)
+    advance(flow, (0, 1, 2, 4), version=0)
+    carry_out(flow)
+    assert [ticket(flow).instances for _ in range(3)] == [("b",)] * 3
+    return flow
+
+
+def test_slots_that_idle_on_an_instance_of_an_older_version_stay_idle_unless_asked_otherwise() -> None:
+    assert two_versions(legacy_filling=False).next_ticket() is None
+
+
+def test_slots_that_idle_on_an_instance_of_an_older_version_are_filled_to_the_brim_when_asked() -> None:
+    flow = two_versions(legacy_filling=True)
+    found = [ticket(flow) for _ in range(3)]
+    assert [(group.version, group.instances) for group in found] == [(0, ("a",))] * 3
+    assert flow.next_ticket() is None
+    flow.generated(5)
+    newest = ticket(flow)
+    assert (newest.version, newest.instances) == (1, ("b",)), "the newest version comes first"
+
+
+def test_no_older_version_is_filled_while_a_part_of_the_batch_is_taken() -> None:
+    """What was certain to be in the batch would not be any more."""
+    flow = two_versions(legacy_filling=True)
+    store(flow, 5, version=1)
+    assert flow.take_part(now=0.0, ttl=1.0) is not None
+    assert ticket(flow).version == 1
+    assert flow.next_ticket() is None
+
+
+def test_a_version_that_the_next_publication_waits_for_is_not_filled() -> None:
+    flow = two_versions(legacy_filling=True)
+    for _ in range(2):
+        for group in range(flow.next_group):
+            if group != 3 and flow.knows(group):
+                store(flow, group, version=flow.view().version)
+        while flow.view().ready.get(flow.view().version, 0) < 4:
+            store(flow, ticket(flow).group, version=flow.view().version)
+        lease = flow.take_batch(now=0.0, ttl=1.0)
+        assert lease is not None
+        flow.trained(lease.lease)
+        if flow.may_publish():
+            flow.published(lease.version + 1)
+            carry_out(flow)
+    assert flow.view().in_flight == {0: 1}
+    assert flow.hosting(0) == ("a",)
+    tickets = []
+    while (found := flow.next_ticket()) is not None:
+        tickets.append(found.version)
+    assert 0 not in tickets
+
+
 # ---------------------------------------------------------------- which versions instances load
 
 
@@ -244,6 +304,21 @@ def test_a_busy_fleet_drains_one_instance_to_bring_a_missing_version_back() -> N
     flow.generated(1)
     carry_out(flow)
     assert ticket(flow).instances == ("a",)
+
+
+def test_whoever_is_idle_first_brings_the_version_back() -> None:
+    policy = MultiVersion(MultiVersion.Settings(max_staleness=3, outstanding_batches=3))
+    flow = Flow(policy=policy, batch_groups=1, group_size=1, lookahead=1.0)
+    flow.join("z", slots=4, live_versions=1, versions=(0,))
+    ticket(flow), ticket(flow)
+    advance(flow, (0,), version=0)
+    for name in ("a", "b"):
+        flow.join(name, slots=1, live_versions=1, versions=(1,))
+    assert [ticket(flow).instances for _ in range(2)] == [("a",), ("b",)]
+    flow.leave("z")
+    assert flow.switches() == (), "both are busy, and a was chosen to drain"
+    flow.generated(3)
+    assert flow.switches() == (Switch(instance="b", load=0, retire=(1,)),)
 
 
 def test_who_was_to_bring_a_version_back_and_got_full_meanwhile_must_drain() -> None:

@@ -34,7 +34,8 @@ class World:
             case 1 if names and random.random() < 0.2:
                 fleet.leave(random.choice(names))
             case 2 | 3:
-                self.open[self.next] = self.versions.opened()
+                self.open[self.next] = self.versions.newest
+                self.versions.opened(self.versions.newest)
                 self.place(self.next)
                 self.next += 1
             case 4 if self.open:

@@ -116,6 +116,19 @@ def test_an_instance_that_has_the_newest_version_beside_keeps_what_it_has() -> N
     assert routes(rebalancing.moves(lambda trajectory: 1)) == {2: ("b", "a")}, "one seat for version 0, three for 1"
 
 
+def test_an_instance_that_is_being_filled_is_not_emptied() -> None:
+    fleet, versions = Fleet(lookahead=1.0), Versions(0)
+    versions.publish(1)
+    for name in "abc":
+        fleet.join(name, slots=SLOTS, live_versions=1, versions=(0,))
+    a, b, c = fleet.instances
+    for trajectory, instance in enumerate([a, a, b, c]):
+        fleet.place(trajectory, 0, instance)
+    fleet.bind(3, 0, b)
+    rebalancing = Rebalancing(fleet, versions, top_up=lambda: 40, kv_threshold=0.9)
+    assert routes(rebalancing.moves(lambda trajectory: 1)) == {3: ("c", "b")}
+
+
 def test_an_instance_is_emptied_whole_or_not_at_all() -> None:
     flow = tail({"a": 4, "b": 4, "c": 3, "d": 3})
     assert flow.moves() == (), "a and b have no idle slot, and c and d have three to move"

@@ -61,6 +61,9 @@ class Model:
         view = self.view(state)
         if self.policy.admit(view) > 0:
             yield replace(state, in_flight=_add(state.in_flight, 0, 1))
+            for age in self.ages[1:]:
+                if state.in_flight[age] and self.policy.may_fill(view, view.version - age):
+                    yield replace(state, in_flight=_add(state.in_flight, age, 1))
         chosen = oldest_first(view.ready, groups=self.batch_groups)
         if not view.batch_taken and chosen is not None and self.policy.may_take(view, chosen):
             held = tuple(chosen.get(view.version - age, 0) for age in self.ages)
@@ -104,8 +107,13 @@ def _add(counts: Ages, age: int, change: int) -> Ages:
     return tuple(count + change * (at == age) for at, count in enumerate(counts))
 
 
-def multi_version(max_staleness: int, outstanding_batches: float | None = None) -> MultiVersion:
-    return MultiVersion(MultiVersion.Settings(max_staleness=max_staleness, outstanding_batches=outstanding_batches))
+def multi_version(
+    max_staleness: int, outstanding_batches: float | None = None, *, legacy_filling: bool = False
+) -> MultiVersion:
+    settings = MultiVersion.Settings(
+        max_staleness=max_staleness, outstanding_batches=outstanding_batches, legacy_filling=legacy_filling
+    )
+    return MultiVersion(settings)
 
 
 def windowed(max_staleness: int) -> Windowed:
@@ -123,6 +131,8 @@ def windowed(max_staleness: int) -> Windowed:
         (multi_version(2, 1.5), 2),
         (multi_version(3, 3), 2),
         (multi_version(4), 2),
+        (multi_version(3, legacy_filling=True), 2),
+        (multi_version(4, 3, legacy_filling=True), 1),
         (windowed(0), 3),
         (windowed(1), 3),
         (windowed(2), 2),
@@ -152,6 +162,13 @@ class _NaiveUngated(_Naive):
         return True
 
 
+class _FillsAnything(MultiVersion):
+    """Older versions are filled as the paper's last step has it, whatever that does to the window."""
+
+    def may_fill(self, view: FlowView, version: int) -> bool:
+        return True
+
+
 class _WaitsForReady(MultiVersion):
     """Publication also waits for what is ready, not only for what is in flight."""
 
@@ -177,6 +194,11 @@ def test_the_gate_alone_gets_stuck_when_more_is_outstanding_than_remains() -> No
     assert stuck
     with pytest.raises(StalenessError):
         build(MultiVersion, 1, 1.5).check(batch_groups=2)
+
+
+def test_filling_any_older_version_gets_stuck() -> None:
+    _, stuck = Model(build(_FillsAnything, 3, 3), batch_groups=1).explore()
+    assert stuck, "more is due than the batches that remain can hold"
 
 
 def test_publication_that_waits_for_finished_rows_gets_stuck() -> None:

@@ -109,6 +109,22 @@ def test_a_batch_may_not_leave_more_behind_than_later_batches_can_hold() -> None
     assert not policy.may_take(view(ready=ready, in_flight={7: 1}), chosen), "batch 10 is the last for version 7"
 
 
+def test_older_versions_are_filled_only_when_asked_and_only_in_time() -> None:
+    gated = MultiVersion(MultiVersion.Settings(max_staleness=3, outstanding_batches=3, legacy_filling=True))
+    assert gated.may_fill(view(in_flight={9: 1}), 9)
+    assert not multi_version(3, 3).may_fill(view(in_flight={9: 1}), 9)
+    assert not gated.may_fill(view(in_flight={8: 1}), 8), "the publication of version 11 waits for version 8"
+    assert not gated.may_fill(view(taken=True, in_flight={8: 4, 9: 4}), 9), "batches 11 and 12 hold 8"
+    assert gated.may_fill(view(taken=True, in_flight={8: 4, 9: 3}), 9)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 2])
+def test_filling_older_versions_where_none_may_be_filled_is_refused(max_staleness: int) -> None:
+    settings = MultiVersion.Settings(max_staleness=max_staleness, legacy_filling=True)
+    with pytest.raises(StalenessError, match=f"legacy_filling with max_staleness = {max_staleness} < 3"):
+        MultiVersion(settings).check(batch_groups=4)
+
+
 def test_a_batch_holds_nothing_beyond_the_bound() -> None:
     policy = multi_version(1)
     assert policy.may_take(view(ready={9: 4}), {9: 4})
