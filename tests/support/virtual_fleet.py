@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from headrace.contract import StalenessPolicy
-from headrace.flow import BatchLease, Flow, Switch, Ticket
+from headrace.flow import BatchLease, Flow, Move, Switch, Ticket
 
 Lengths = Callable[[Random], float]
 
@@ -20,7 +20,8 @@ LOG_NORMAL: Lengths = lambda random: min(random.lognormvariate(0.0, 1.2), 25.0) 
 @dataclass
 class Simulation:
     """``live_versions`` of an instance and the rest of the set-up; times are in units of a typical length.
-    ``transfer``: from a version's publication to an instance's serving it, while the instance goes on generating."""
+    ``transfer``: from a version's publication to an instance's serving it, while the instance goes on generating.
+    ``moves``: whether moves are carried out, at once and without computing anything again."""
 
     policy: StalenessPolicy
     lengths: Lengths
@@ -32,6 +33,7 @@ class Simulation:
     train: float = 1.0
     transfer: float = 0.0
     drop_share: float = 0.0
+    moves: bool = False
     seed: int = 0
     staleness: list[int] = field(default_factory=list)
     trained: list[tuple[int, ...]] = field(default_factory=list)
@@ -56,10 +58,12 @@ class Simulation:
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.sequence = 0
         self.version_of: dict[int, int] = {}
+        self.place_of: dict[int, str] = {}
+        """Where what is decoded is, or was last."""
         for place in range(self.instances):
             name = f"i{place}"
             self.queue[name], self.running[name] = deque(), 0
-            self.flow.join(name, slots=self.slots, live_versions=self.live_versions, versions=(0,))
+            self.flow.join(name, slots=self.slots, live_versions=self.live_versions, versions=(0,), migrates=True)
         self.loading: set[str] = set()
         while len(self.trained) < batches:
             self.pump()
@@ -76,6 +80,8 @@ class Simulation:
         for switch in self.flow.switches():
             if switch.instance not in self.loading:
                 self.switch(switch)
+        for move in self.flow.moves() if self.moves else ():
+            self.move(move)
         lease = self.flow.take_batch(now=self.now, ttl=1e9)
         if lease is not None:
             self.staleness += [lease.version - self.version_of[row] for row in lease.rows]
@@ -98,6 +104,17 @@ class Simulation:
             assert len(self.flow.live_versions()) <= self.policy.max_staleness + 1
             self.pump()
 
+    def move(self, move: Move) -> None:
+        trajectory = move.trajectory
+        if trajectory in self.queue[move.source]:
+            self.queue[move.source].remove(trajectory)
+            self.queue[move.target].append(trajectory)
+        else:
+            self.running[move.source] -= 1
+            self.running[move.target] += 1
+            self.place_of[trajectory] = move.target
+        assert self.flow.moved(trajectory)
+
     def switch(self, switch: Switch) -> None:
         for version in switch.retire:
             self.flow.retired_on(switch.instance, version)
@@ -116,12 +133,13 @@ class Simulation:
 
     def begin(self, instance: str, trajectory: int) -> None:
         self.running[instance] += 1
+        self.place_of[trajectory] = instance
         self.begun[trajectory] = self.now
         length = self.lengths_of[trajectory] = self.lengths(self.random)
-        self.at(length, lambda: self.finish(instance, trajectory))
+        self.at(length, lambda: self.finish(trajectory))
 
-    def finish(self, instance: str, trajectory: int) -> None:
-        self.running[instance] -= 1
+    def finish(self, trajectory: int) -> None:
+        self.running[self.place_of[trajectory]] -= 1
         self.finished[trajectory] = self.now
         if self.random.random() < self.drop_share:
             self.flow.drop_group(trajectory // self.group_size, "failed")

@@ -99,38 +99,38 @@ class Rebalancing:
         settled = [i for i in busy if len(staying[i]) + coming[i] == len(i.unfinished[version])]
         settled.sort(key=lambda instance: (-len(instance.unfinished[version]), instance.name))
         kept, beyond = settled[:hosts], settled[hosts:]
+        idle, with_state = _IdleSlots(kept), all(instance.migrates for instance in kept)
         for source in reversed(beyond):
-            leaving = staying[source]
+            leaving = sorted(staying[source])
             if coming[source] or not self._is_in_the_way(source):
                 continue
-            targets = _spread(len(leaving), kept)
-            if targets is None:
+            if len(leaving) > idle.count:
                 break  # the others have more to move
-            pairs = list(zip(sorted(leaving), targets, strict=True))
-            if self._pays(source, pairs, held):
-                for trajectory, target in pairs:
-                    self._fleet.bind(trajectory, version, target)
+            if _pays(source, [held(t) for t in leaving], with_state=with_state and source.migrates):
+                for trajectory in leaving:
+                    self._fleet.bind(trajectory, version, idle.take())
 
     def _is_in_the_way(self, instance: Instance) -> bool:
         return self._versions.newest not in instance.hosted and len(instance.unfinished) >= instance.live_versions
 
-    def _pays(self, source: Instance, pairs: Iterable[tuple[int, Instance]], held: Held) -> bool:
-        tokens = {trajectory: held(trajectory) for trajectory, _ in pairs}
-        again = sum(tokens[t] for t, target in pairs if not (source.migrates and target.migrates))
-        return again < (source.slots - source.load) * max(tokens.values())
+
+def _pays(source: Instance, tokens: list[int], *, with_state: bool) -> bool:
+    again = 0 if with_state else sum(tokens)
+    return again < (source.slots - source.load) * max(tokens)
 
 
-def _spread(count: int, instances: Iterable[Instance]) -> list[Instance] | None:
-    """Idle slots for so many, on the least loaded first; None when there are too few."""
-    heap = [(i.load / i.slots, i.name, i.load, i) for i in instances if i.load < i.slots and not i.pressure]
-    heapq.heapify(heap)
-    found: list[Instance] = []
-    while heap and len(found) < count:
-        _, name, load, instance = heap[0]
-        found.append(instance)
-        load += 1
-        if load < instance.slots:
-            heapq.heapreplace(heap, (load / instance.slots, name, load, instance))
-        else:
-            heapq.heappop(heap)
-    return found if len(found) == count else None
+class _IdleSlots:
+    """Of instances, the least loaded first. ``count``: how many there are."""
+
+    def __init__(self, instances: Iterable[Instance]) -> None:
+        self._heap = [(i.load / i.slots, i.name, i.load, i) for i in instances if i.load < i.slots and not i.pressure]
+        heapq.heapify(self._heap)
+        self.count = sum(instance.slots - load for _, _, load, instance in self._heap)
+
+    def take(self) -> Instance:
+        """One of them; there are some."""
+        _, name, load, instance = heapq.heappop(self._heap)
+        self.count -= 1
+        if load + 1 < instance.slots:
+            heapq.heappush(self._heap, ((load + 1) / instance.slots, name, load + 1, instance))
+        return instance

@@ -4,42 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.flow import Flow, Ticket
+from headrace.flow import Flow
 from headrace_staleness.synchronous import Synchronous
+from support.flow_steps import advance, carry_out, store, ticket
 
 
 def lockstep(*, batch_groups: int = 4, group_size: int = 2) -> Flow:
     policy = Synchronous(Synchronous.Settings())
     return Flow(policy=policy, batch_groups=batch_groups, group_size=group_size)
-
-
-def ticket(flow: Flow) -> Ticket:
-    found = flow.next_ticket()
-    assert found is not None
-    return found
-
-
-def store(flow: Flow, group: int, *, version: int) -> None:
-    for trajectory in range(group * flow.group_size, (group + 1) * flow.group_size):
-        assert flow.stored(trajectory, version=version, tokens=1, nbytes=1)
-
-
-def advance(flow: Flow, groups: tuple[int, ...], *, version: int) -> None:
-    """Train a batch of these groups and publish the next version."""
-    for group in groups:
-        store(flow, group, version=version)
-    lease = flow.take_batch(now=0.0, ttl=1.0)
-    assert lease is not None
-    flow.trained(lease.lease)
-    flow.published(lease.version + 1)
-
-
-def carry_out(flow: Flow) -> None:
-    for switch in flow.switches():
-        for version in switch.retire:
-            flow.retired_on(switch.instance, version)
-        if switch.load is not None:
-            flow.committed(switch.instance, switch.load)
 
 
 def test_lockstep_deals_by_id_over_the_instances_by_name() -> None:
