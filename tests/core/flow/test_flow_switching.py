@@ -77,7 +77,7 @@ class World:
                 self.fleet.commit(switch.instance, switch.load)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_deciding_again_only_what_changed_is_deciding_everything(seed: int) -> None:
     world = World(seed)
