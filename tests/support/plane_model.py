@@ -8,7 +8,7 @@ import numpy as np
 
 from headrace.contract import Array, Column, Ragged, Storage
 from headrace.dataplane import ColumnSchema, Rows
-from headrace.dataplane.unit import stored_name
+from headrace.dataplane.unit import stored_names
 
 COLUMNS = {
     "tokens": ColumnSchema("int32", ragged=True),
@@ -62,7 +62,7 @@ def join(column: str, values: list[Array]) -> Column:
 
 def has(storage: Storage, row: int, column: str) -> bool:
     try:
-        storage.get([row], [stored_name("phase", column)])
+        storage.get([row], stored_names("phase", [column]))
     except KeyError:
         return False
     return True

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from time import monotonic
 
+import msgspec
 import numpy as np
 
 from headrace.contract import Array, Batch, Column, StorageStats
@@ -39,8 +39,7 @@ GRACE = 10.0
 """How much longer than the ledger a consumer waits for what the ledger decides."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rows:
+class Rows(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """On lease. ``rows``: int64 [n], whole groups, the oldest version first; ``tokens``: int64 [n]; ``attempts``: int64
     [n], how often each was leased by this consumer, this time included."""
 

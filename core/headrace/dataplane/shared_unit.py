@@ -12,7 +12,7 @@ from headrace.contract import Array, Column, Region, SharedMemory, Storage
 from headrace.dataplane.links import LedgerLink
 from headrace.dataplane.messages import Fetch, Found, Put, PutPlaced, Reserve, Reserved
 from headrace.dataplane.shared import SHARED_BYTES
-from headrace.dataplane.unit import Pending, UnitService, lost_rows, stored_name, stored_names
+from headrace.dataplane.unit import Pending, UnitService, lost_rows, stored_names
 from headrace.wire import rpc
 
 
@@ -38,8 +38,9 @@ class SharedUnitService(UnitService):
     @rpc
     def put_placed(self, put: PutPlaced) -> Any:
         """:meth:`put` of values that lie in a reserved region."""
-        opened = self._shared.open(put.region, stored_names(put.partition, put.columns))
-        columns = {column: opened[stored_name(put.partition, column)] for column in put.columns}
+        names = stored_names(put.partition, put.columns)
+        opened = self._shared.open(put.region, dict(zip(names, put.columns.values(), strict=True)))
+        columns = {column: opened[name] for column, name in zip(put.columns, names, strict=True)}
         return self._take(Put(put.partition, put.rows, columns, put.version), put.region)
 
     @rpc
@@ -48,7 +49,8 @@ class SharedUnitService(UnitService):
         return self._when_kept(lambda: self._found(fetch))
 
     def _found(self, fetch: Fetch) -> Found:
-        rows, names = fetch.rows.tolist(), {stored_name(fetch.partition, column): column for column in fetch.columns}
+        rows = fetch.rows.tolist()
+        names = dict(zip(stored_names(fetch.partition, fetch.columns), fetch.columns, strict=True))
         try:
             placed = self._shared.locate(rows, list(names))
         except KeyError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -260,7 +260,9 @@ class UnitService:
 
     def _store(self, pending: Pending, rows: Array, kept: Array | None) -> None:
         """``kept``: places of the rows that the ledger has taken; None for all."""
-        batch = Batch(rows=rows, columns=stored_names(pending.put.partition, pending.put.columns))
+        columns = pending.put.columns
+        names = stored_names(pending.put.partition, columns)
+        batch = Batch(rows=rows, columns=dict(zip(names, columns.values(), strict=True)))
         self._storage.put(batch if kept is None else batch.take(kept))
 
     def _unkept(self, put: Put, rows: Array) -> None:
@@ -274,12 +276,12 @@ class UnitService:
         return Batch(rows=fetch.rows, columns=self._values(fetch))
 
     def _values(self, fetch: Fetch) -> dict[str, Column]:
-        names = {column: stored_name(fetch.partition, column) for column in fetch.columns}
+        names = stored_names(fetch.partition, fetch.columns)
         try:
-            found = self._storage.get(fetch.rows.tolist(), list(names.values())).columns
+            found = self._storage.get(fetch.rows.tolist(), names).columns
         except KeyError as error:
             raise lost_rows(error) from error
-        return {column: found[name] for column, name in names.items()}
+        return {column: found[name] for column, name in zip(fetch.columns, names, strict=True)}
 
     def leased(self, fetch: Fetch) -> dict[str, Column] | None:
         """What goes along with a lease; None when it is better fetched."""
@@ -334,14 +336,9 @@ class UnitService:
         self._storage.close()
 
 
-def stored_name(partition: str, column: str) -> str:
-    """What a storage calls a column, in whose own name is no slash: partitions may name different kinds alike."""
-    return f"{partition}/{column}"
-
-
-def stored_names(partition: str, columns: Mapping[str, T]) -> dict[str, T]:
-    """The same of several."""
-    return {stored_name(partition, column): values for column, values in columns.items()}
+def stored_names(partition: str, columns: Iterable[str]) -> list[str]:
+    """What a storage calls columns, in whose own names is no slash: partitions may name different kinds alike."""
+    return [f"{partition}/{column}" for column in columns]
 
 
 def lost_rows(error: KeyError) -> LostRowsError:

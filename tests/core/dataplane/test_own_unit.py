@@ -12,7 +12,7 @@ import pytest
 
 from headrace.contract import Batch
 from headrace.dataplane import ColumnSchema, Partition, PartitionSpec
-from headrace.dataplane.unit import stored_name
+from headrace.dataplane.unit import stored_names
 from headrace.errors import ContractError, DeadlineError, LostRowsError
 from headrace_storage.memory import MemoryStorage
 from support.data_plane import Services, soon
@@ -20,7 +20,7 @@ from support.data_plane import Services, soon
 SPEC = PartitionSpec(
     "phase", {"reward": ColumnSchema("float32"), "extra": ColumnSchema("int64")}, {"train": ("reward", "extra")}
 )
-REWARD = stored_name("phase", "reward")
+(REWARD,) = stored_names("phase", ["reward"])
 VALUES = {"reward": np.arange(3, dtype=np.float32), "extra": np.arange(3, dtype=np.int64)}
 
 
