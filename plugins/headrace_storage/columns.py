@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from math import prod
@@ -35,18 +36,19 @@ class SmallColumn:
         if not self._values.keys().isdisjoint(rows):
             self.delete(rows)
         size = self._size
+        values: Sequence[bytes]
         if isinstance(column, Ragged):
             data = column.values.tobytes()
             values = [data[start:stop] for start, stop in pairwise((column.offsets * size).tolist())]
         else:
             data = column.tobytes()
-            values = [data[place * size : place * size + size] for place in range(len(rows))]
+            values = struct.unpack(f"{size}s" * len(rows), data)  # for 64 rows several times faster than slices
         self._values.update(zip(rows, values, strict=True))
         self.nbytes += len(data)
 
     def get(self, rows: Sequence[int]) -> Column:
         """A copy, in the order of ``rows``. KeyError with the first absent row."""
-        found = [self._values[row] for row in rows]
+        found = list(map(self._values.__getitem__, rows))
         layout, dtype, shape = self.kind
         joined = bytearray().join(found)
         if layout == "dense":

@@ -6,6 +6,8 @@ import statistics
 import threading
 import time
 import tracemalloc
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,18 +42,24 @@ def growth(outstanding: int) -> tuple[float, float]:
     return statistics.median(seconds), used / outstanding
 
 
-def claims(plane: Ours, outstanding: int = 100_000) -> float:
-    """Leases of one row a second by one client, over the wire, with ``outstanding`` rows there all the while."""
+def claims(plane: Ours, outstanding: int = 100_000, each: int = 1000) -> float:
+    """Leases of one row a second by two clients, over the wire, with ``outstanding`` rows there all the while."""
     partition = _numbers(plane, "claims")
     for _ in range(outstanding // 1000):
         partition.put({"number": np.arange(1000)})
-    return rate(1, 2000, lambda: partition.lease(CONSUMER, 1))
+
+    def claim() -> None:
+        mine = plane.connect().partition("claims")
+        for _ in range(each):
+            mine.lease(CONSUMER, 1)
+
+    return rate(2 * each, 1, lambda: _together([claim, claim]))
 
 
 def shares(plane: Ours, seconds: float = 4.0) -> float:
     """Rows that a consumer gets, to those of another that takes twice as long for each; 2 is fair (AFL-10)."""
     _numbers(plane, "shares").put({"number": np.arange(20_000)})
-    taken = {0.01: 0, 0.02: 0}
+    taken = {0.02: 0, 0.04: 0}
     until = time.monotonic() + seconds
 
     def consume(work: float) -> None:
@@ -61,12 +69,8 @@ def shares(plane: Ours, seconds: float = 4.0) -> float:
             time.sleep(work)  # what a consumer does with its rows
             taken[work] += 8
 
-    threads = [threading.Thread(target=consume, args=[work]) for work in taken]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return taken[0.01] / taken[0.02]
+    _together([partial(consume, work) for work in taken])
+    return taken[0.02] / taken[0.04]
 
 
 def cycles(plane: Ours, load: Workload, count: int = 2000) -> float:
@@ -80,6 +84,14 @@ def cycles(plane: Ours, load: Workload, count: int = 2000) -> float:
         resident.append(PAGE * int(Path(f"/proc/{plane.process}/statm").read_text().split()[1]))
     half = np.array(resident[count // 2 :])
     return float(np.polyfit(np.arange(len(half)), half, 1)[0])
+
+
+def _together(work: Sequence[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=part) for part in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def _numbers(plane: Ours, name: str) -> Partition:
