@@ -14,6 +14,7 @@ from headrace.contract import (
     InferenceCapabilities,
     InferenceEngine,
     Launcher,
+    LossSpec,
     MultiVersion,
     ScratchModels,
     Snapshots,
@@ -116,6 +117,9 @@ class Relative(Algorithm):
     @classmethod
     def needs(cls, settings: Any) -> AlgorithmNeeds:
         return AlgorithmNeeds(min_group_size=2, reference_logprobs=settings.reference_weight > 0)
+
+    def loss(self, *, temperature: float) -> LossSpec:
+        return LossSpec(function="nowhere:loss")
 
 
 @concrete

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from headrace.contract import StalenessPolicy, WeightManifest
+from headrace.contract import AlgorithmNeeds, StalenessPolicy, WeightManifest
 from headrace.contract.columns import REWARD, VERSION
 from headrace.dataplane import LedgerService, Note
 from headrace.dataplane.messages import Join, Notes
@@ -32,6 +32,7 @@ from headrace.wire.failures import from_failure
 from headrace_staleness.multi_version import MultiVersion
 
 PARTITION = "rl"
+COLUMNS = flow_columns(AlgorithmNeeds(), apart=False)
 TURNS = 20
 """Of the event loop, after which nothing is left to do but what waits for a peer."""
 
@@ -98,6 +99,8 @@ def plan(**changed: Any) -> GroupPlan:
     """A group's task is its id."""
     told: dict[str, Any] = {
         "partition": PARTITION,
+        "columns": COLUMNS.first,
+        "by_row": False,
         "rollout": True,
         "max_new_tokens": 4,
         "temperature": 1.0,
@@ -138,7 +141,7 @@ class Desk:
             policy=policy or MultiVersion(MultiVersion.Settings(max_staleness=2)),
             batch_groups=batch_groups,
             group_size=group_size,
-            columns=flow_columns(),
+            columns=COLUMNS,
         )
         self._instances, self._live_versions, self._plan = instances, live_versions, plan(**planned)
 
@@ -153,7 +156,7 @@ class Desk:
             self.peers[f"rollout-{number}.0"].answer("load_version", loaded(0))
         await loading
         self.fleet.follow(self.flow)
-        self.controller.open_rows(self.flow, phase_partition(PARTITION, group_size=self.flow.group_size))
+        self.controller.open_rows(self.flow, phase_partition(PARTITION, COLUMNS, group_size=self.flow.group_size))
         self.controller.begin_phase(self.flow, self._plan)
         return self
 
@@ -235,7 +238,7 @@ def stored(item: WorkItem, *, rewards: float = 1.0) -> Note:
         item.partition,
         np.array([member.trajectory for member in item.members], dtype=np.int64),
         size,
-        flow_columns().first,
+        COLUMNS.first,
         np.full(size, 10, dtype=np.int64),
         np.full(size, 5, dtype=np.int64),
         0,

@@ -19,13 +19,13 @@ from headrace.dataplane.messages import Join, Notes
 from headrace.errors import HeadraceError, RunError
 from headrace.flow import Flow
 from headrace.observe.events import EventLog
-from headrace.run.columns import flow_columns, phase_partition
+from headrace.run.columns import phase_partition
 from headrace.run.recovery import Recovery
 from headrace.services.controller import Controller, Part
 from headrace.services.fleet import Fleet
-from headrace.services.messages import PlaceCall, Report, WorkRequest, node_id
+from headrace.services.messages import PeerCall, PlaceCall, Report, WorkRequest, node_id
 from headrace.services.workers import Workers
-from support.desk import PARTITION, failed, finished, plan, published, stored, turns
+from support.desk import COLUMNS, PARTITION, failed, finished, plan, published, stored, turns
 from support.lossy_peers import InstancePeer, Play, Putting, Unit, Worker
 
 STORAGE = "storage-0"
@@ -76,9 +76,10 @@ class World:
         self.controller = Controller(emit=self.emit, fleet=self.fleet, ledger=self.ledger, max_attempts=max_attempts)
         self.workers = Workers(self.peers.__getitem__)
         self.trainer: Any = self
+        self.stages: Any = self
         self.supervisor: Any = self
         batch_groups, group_size = sizes
-        self.flow = Flow(policy=policy, batch_groups=batch_groups, group_size=group_size, columns=flow_columns())
+        self.flow = Flow(policy=policy, batch_groups=batch_groups, group_size=group_size, columns=COLUMNS)
         self._policy = policy
         self._recovery = Recovery(self)
 
@@ -111,9 +112,10 @@ class World:
             rollout=True,
             version=0,
             steps=100,
+            stages=[],
         )
         self.fleet.follow(flow)
-        self.controller.open_rows(flow, phase_partition(PARTITION, group_size=flow.group_size))
+        self.controller.open_rows(flow, phase_partition(PARTITION, COLUMNS, group_size=flow.group_size))
         self.controller.begin_phase(flow, plan())
 
     # ------------------------------------------------------------ what recovery works on
@@ -129,6 +131,9 @@ class World:
 
     async def lost(self, address: str) -> None:
         """What the data plane's client of the controller is told; nothing of it is under way here."""
+
+    async def tell(self, method: str, peer: PeerCall, *, awaiting: str) -> None:
+        """What separate stages are told; there are none here."""
 
     async def restart(self, name: str) -> str:
         self.starting[name] = asyncio.get_running_loop().create_future()

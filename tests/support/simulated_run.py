@@ -110,6 +110,7 @@ class Simulation(RunFiles):
             rollout=rollout,
             version=self._version,
             steps=self._steps if rollout else self._warm_up,
+            stages=[],
         )
 
     # ------------------------------------------------------------ versions

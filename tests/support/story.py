@@ -16,7 +16,9 @@ MEMBERS = 2
 class Story:
     """A run told event by event: groups of two, batches of one group unless said otherwise."""
 
-    def __init__(self, directory: Path, *, max_staleness: int = 2, batch_groups: int = 1) -> None:
+    def __init__(
+        self, directory: Path, *, max_staleness: int = 2, batch_groups: int = 1, stages: Sequence[str] = ()
+    ) -> None:
         self._directory = directory
         self._log = EventLog(directory / "events.jsonl")
         self._version = -1
@@ -36,6 +38,7 @@ class Story:
             rollout=True,
             version=0,
             steps=100,
+            stages=list(stages),
         )
 
     def tell(self, kind: str, **fields: Any) -> dict[str, Any]:

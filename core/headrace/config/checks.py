@@ -31,6 +31,7 @@ from headrace.contract import (
     TrainingCapabilities,
     TrainingEngine,
 )
+from headrace.contract.columns import KNOWN
 from headrace.errors import ConfigError, WiringError
 from headrace.validation import Path as KeyPath
 from headrace.validation import near_miss
@@ -120,11 +121,31 @@ class _Checker:
                 *_places(index, "algorithm", "use"),
                 fix="choose an environment with demonstrations, or an algorithm that learns from rollouts",
             )
-        if needs.reference_logprobs:
+        if self.job.stages.processes:
+            self._separable(index, phase)
+        elif needs.reference_logprobs:
             self._snapshots(index, phase, "reference", "switch the algorithm's reference term off")
         if needs.proximal_logprobs and phase.batch.streaming and phase.batch.mini_batches > 1:
             self._snapshots(
                 index, phase, "proximal", "set batch.mini_batches = 1, so that no step is taken before the last part"
+            )
+
+    def _separable(self, index: int, phase: Phase) -> None:
+        """What an algorithm adds to rows is stored when it runs in a process of its own, and a store knows columns."""
+        selected = self.plugins.algorithms[index]
+        if selected is None:
+            return
+        algorithm = selected.cls(selected.settings)
+        assert isinstance(algorithm, Algorithm), "load checks the class"
+        temperature = self.job.rollout.temperature
+        loss = self.plugins.ask(selected, "loss", lambda: algorithm.loss(temperature=temperature))
+        own = [column for column in (loss.columns if loss else ()) if column not in KNOWN]
+        if own:
+            self._wiring(
+                f"the loss of {phase.algorithm.use} reads {', '.join(own)}, which only its own process could know: "
+                "stages.processes = true has it add columns elsewhere",
+                ("stages", "processes"),
+                fix="set stages.processes = false",
             )
 
     def _snapshots(self, index: int, phase: Phase, which: str, instead: str) -> None:

@@ -45,7 +45,9 @@ PHASE_TABLES: Mapping[str, tuple[str, str, str]] = {
 }
 """Table that a phase may override → role, key that names the plugin, default plugin."""
 
-TABLES = frozenset({"job", "model", "batch", "network", "evaluation", "checkpoint", *PLUGIN_TABLES, *PHASE_TABLES})
+TABLES = frozenset(
+    {"job", "model", "batch", "stages", "network", "evaluation", "checkpoint", *PLUGIN_TABLES, *PHASE_TABLES}
+)
 PHASE_KEYS = frozenset({"name", "steps", "until", "batch", *PHASE_TABLES})
 NODE_KEYS = frozenset({"python", "threads"})
 """Keys of ``[trainer]`` that belong to its process and cannot change between phases."""
@@ -151,6 +153,7 @@ class _Loader:
         return {
             "job": job,
             "model": self._model(tables["model"]),
+            "stages": tables["stages"],
             "network": tables["network"],
             "evaluation": tables["evaluation"],
             "checkpoint": tables["checkpoint"],

@@ -131,6 +131,14 @@ class BatchConfig(Table):
     these came."""
 
 
+class StagesConfig(Table):
+    """``[stages]``."""
+
+    processes: bool = False
+    """Reference log-probs and advantages are computed in processes of their own, as rows come, instead of in the
+    trainer when it has a batch."""
+
+
 class NetworkConfig(Table):
     """``[network]``: how the processes reach each other."""
 
@@ -192,6 +200,7 @@ class Job(Table):
     storage: StorageConfig
     weights: PluginConfig
     launcher: LauncherConfig
+    stages: StagesConfig
     network: NetworkConfig
     observers: tuple[PluginSpec, ...]
     evaluation: EvaluationConfig
@@ -222,6 +231,7 @@ class Job(Table):
             "model": self.model.model_dump(exclude_none=True),
             **{name: {**_selection(t.spec), **t.model_dump(exclude={"spec"})} for name, t in tables.items()},
             "trainer": {**self.trainer.model_dump(), "use": _selection(self.phases[0].trainer)["use"]},
+            "stages": self.stages.model_dump(),
             "network": self.network.model_dump(),
             "evaluation": self.evaluation.model_dump(),
             "checkpoint": self.checkpoint.model_dump(),

@@ -24,7 +24,7 @@ class AlgorithmNeeds:
     proximal_logprobs: bool = False
     """Computed by the trainer at the start of each training batch."""
     reference_logprobs: bool = False
-    """Computed by the trainer from a snapshot taken at the start of the phase."""
+    """Of the weights that the phase starts from; computed by the trainer, or apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -46,6 +46,24 @@ VERSION = "version"
 """Dense int64: policy version of the row's oldest token."""
 TRUNCATED = "truncated"
 """Dense bool: the response ended with ``length``."""
+KNOWN = frozenset(
+    {
+        TOKENS,
+        LOSS_MASK,
+        BEHAVIOUR_LOGPROBS,
+        PROXIMAL_LOGPROBS,
+        REFERENCE_LOGPROBS,
+        ADVANTAGES,
+        LOSS_WEIGHTS,
+        DENOMINATOR,
+        TRAINED,
+        REWARD,
+        GROUP,
+        VERSION,
+        TRUNCATED,
+    }
+)
+"""All of the above. Others are between an algorithm and its loss, in the trainer's process."""
 
 
 _SHORT = 32

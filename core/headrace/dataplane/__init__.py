@@ -7,6 +7,7 @@ the ledger, and the values are then fetched from the units.
 """
 
 from headrace.dataplane.async_plane import AsyncPlane
+from headrace.dataplane.consumer import AsyncConsumer
 from headrace.dataplane.ledger import LedgerService
 from headrace.dataplane.links import RemoteLedger
 from headrace.dataplane.messages import ColumnSchema, Note, Noted, PartitionSpec, Share
@@ -16,6 +17,7 @@ from headrace.dataplane.stream import Stream
 from headrace.dataplane.unit import UnitService
 
 __all__ = [
+    "AsyncConsumer",
     "AsyncPlane",
     "ColumnSchema",
     "DataPlane",

@@ -106,6 +106,12 @@ class LedgerService:
         """A partition ends; consumers that wait for its rows are told."""
         self._partitions.pop(name).end()
 
+    def forsake(self, consumer: str) -> None:
+        """The process of a consumer is known to be gone: its successor gets what it held."""
+        for partition in self._partitions.values():
+            for lease in partition.forsake(consumer):
+                self._free_unread(partition, lease)
+
     def lose(self, address: str) -> None:
         """The unit at this address is known to be gone."""
         self._lose(self._units.lose(address))

@@ -23,13 +23,16 @@ class ColumnSchema(Message, frozen=True):
 
 class PartitionSpec(Message, frozen=True):
     """A table. ``consumers``: name → the columns it reads; ``length_of``: the ragged column whose length is a row's
-    number of tokens."""
+    number of tokens; ``writes``: consumer → the columns it adds, which it is done with a row when this has; ``by_row``:
+    consumers that lease rows, not whole groups: for them every word about groups is about rows."""
 
     name: str
     columns: dict[str, ColumnSchema]
     consumers: dict[str, tuple[str, ...]]
     group_size: int = 1
     length_of: str = ""
+    writes: dict[str, tuple[str, ...]] = {}
+    by_row: tuple[str, ...] = ()
 
 
 class Described(Message, frozen=True):

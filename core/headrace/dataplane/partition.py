@@ -14,7 +14,7 @@ import numpy as np
 from headrace.contract import Array
 from headrace.dataplane.messages import Granted, LeaseCall, LeaseRef, Note, Noted, PartitionSpec
 from headrace.dataplane.sharing import Sharing
-from headrace.errors import ContractError, DeadlineError
+from headrace.errors import ContractError, DeadlineError, RunError
 from headrace.flow.leases import Lease
 from headrace.flow.ledger import Ledger
 from headrace.wire import Promise
@@ -129,6 +129,8 @@ class PartitionLedger:
             group_size=spec.group_size,
             columns=tuple(spec.columns),
             consumers=spec.consumers,
+            writes=spec.writes,
+            by_row=spec.by_row,
             first_group=first // spec.group_size + 1,
         )
         return cls(spec, ledger)
@@ -137,6 +139,15 @@ class PartitionLedger:
         """It is over."""
         for waiting in self.waiting.values():
             waiting.end(ContractError(f"partition {self.spec.name!r} has ended", fix="ask for rows of the next one"))
+
+    def forsake(self, consumer: str) -> list[Lease]:
+        """A consumer is gone, as far as it is one of this partition: nobody waits in its name, and what it held is
+        ready again. Returns the leases that this ended."""
+        if consumer not in self.waiting:
+            return []
+        self.waiting[consumer].end(RunError(f"{consumer} was lost", fix="its successor asks anew"))
+        # What is given back last comes first.
+        return [self.ledger.release(lease) for lease in reversed(self.ledger.leases.of(consumer))]
 
     def expire(self, now: float) -> tuple[Lease, ...]:
         """End the leases whose time has come; returns them."""
@@ -165,6 +176,11 @@ class PartitionLedger:
             raise ContractError(
                 f"a lease with token_budget = {call.token_budget} and min_version = {call.min_version}",
                 fix="both are at least 0",
+            )
+        if call.share is not None and call.consumer in self.spec.by_row:
+            raise ContractError(
+                f"consumer {call.consumer!r} of partition {self.spec.name!r} shares batches, and is given rows",
+                fix="ranks share whole groups: leave it out of by_row",
             )
         check_wait(call.wait)
         check_held_for(call.seconds)

@@ -77,7 +77,12 @@ class Flow(Serving):
         )
         self._columns = columns
         self._ledger = Ledger(
-            group_size=group_size, columns=columns.all, consumers=columns.consumers, first_group=first_group
+            group_size=group_size,
+            columns=columns.all,
+            consumers=columns.consumers,
+            writes=columns.writes,
+            by_row=columns.by_row,
+            first_group=first_group,
         )
         self._dispatch = Dispatch(
             self._fleet,
@@ -94,7 +99,10 @@ class Flow(Serving):
             self._restore(state)
 
     def _restore(self, state: FlowState) -> None:
-        self._ledger.restore(state)
+        self._ledger.restore(state, self._columns.first)
+        for group in state.stored:
+            if not self._ledger.is_complete(group.group):
+                self._versions.reopened(group.version)
         self._trained = state.trained
         self._dropped.update(state.dropped)
         self._dispatched = self._trained + self._ledger.buffered + sum(self._dropped.values())
@@ -127,12 +135,12 @@ class Flow(Serving):
         if self._batch.begun or self._batch_trained:
             raise ValueError("a flow can be kept between batches only: after published(), before take_batch()")
         stored = tuple(self._ledger.stored_groups())
-        complete = {group.group for group in stored}
+        whole = {group.group for group in stored}
         return FlowState(
             version=self._versions.newest,
             next_group=self.next_group,
             stored=stored,
-            unfinished=tuple(sorted({*self._ledger.open_groups(), *self._ledger.reserved} - complete)),
+            unfinished=tuple(sorted({*self._ledger.open_groups(), *self._ledger.reserved} - whole)),
             trained=self._trained,
             dropped=dict(self._dropped),
         )

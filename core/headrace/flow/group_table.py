@@ -30,25 +30,33 @@ def total(values: Array) -> int:
     return int(values.item() if values.size == 1 else values.sum())
 
 
-def _table(size: int, *, columns: int, consumers: int, first: int) -> Table:
+def _table(size: int, *, columns: int, consumers: int, by_row: int, first: int) -> Table:
     per_group = {"opened": np.int64, "oldest": np.int64, "open": np.bool_, "reserved": np.bool_}
     per_row = {"written": np.int64, "tokens": np.int32, "nbytes": np.int64}
     per_consumer = {"complete": np.int32, "state": np.int8, "attempts": np.int16}
-    shapes: list[tuple[dict[str, Any], tuple[int, ...]]]
-    shapes = [(per_group, ()), (per_row, (size,)), (per_consumer, (consumers,)), ({"units": np.int16}, (size, columns))]
+    per_row_and_consumer = {"row_state": np.int8, "row_attempts": np.int16}
+    shapes: list[tuple[dict[str, Any], tuple[int, ...]]] = [
+        (per_group, ()),
+        (per_row, (size,)),
+        (per_consumer, (consumers,)),
+        (per_row_and_consumer, (size, by_row)),
+        ({"units": np.int16}, (size, columns)),
+    ]
     return Table({name: (kind, shape) for kinds, shape in shapes for name, kind in kinds.items()}, first=first)
 
 
 class GroupTable:
-    """``columns``: names of all there are."""
+    """``columns``: names of all there are; ``consumers``, ``by_row``: how many are given groups, and how many rows."""
 
-    def __init__(self, *, group_size: int, columns: Sequence[str], consumers: int, first_group: int) -> None:
+    def __init__(
+        self, *, group_size: int, columns: Sequence[str], consumers: int, by_row: int, first_group: int
+    ) -> None:
         if len(columns) > _MAX_COLUMNS:
             raise ValueError(f"{len(columns)} columns; a ledger keeps at most {_MAX_COLUMNS}")
         self.group_size = group_size
         self._bits = {column: 1 << place for place, column in enumerate(columns)}
         self._all = (1 << len(columns)) - 1
-        self._groups = _table(group_size, columns=len(columns), consumers=consumers, first=first_group)
+        self._groups = _table(group_size, columns=len(columns), consumers=consumers, by_row=by_row, first=first_group)
         self._first_group = first_group
         self._reserved: deque[int] = deque()
         """Groups to be opened before any new one, ascending."""
@@ -140,9 +148,9 @@ class GroupTable:
         return written.count(self._all) == self.group_size
 
     def stored_groups(self) -> Iterator[StoredGroup]:
-        """Open groups that are complete, ascending."""
+        """Open groups of which every row is stored, ascending."""
         for group in self.open_groups():
-            if self.is_complete(group):
+            if self.is_started(group):
                 yield StoredGroup(
                     group=group,
                     version=self.version(group),

@@ -16,12 +16,14 @@ _SPARE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lease:
-    """Groups held by a consumer. ``groups``: int64, oldest version first."""
+    """Groups held by a consumer, or rows of them. ``groups``: int64, oldest version first; ``rows``: int64, those that
+    are held of them, by a consumer that is given rows one by one; None: all."""
 
     lease: int
     consumer: str
     groups: Array
     deadline: float
+    rows: Array | None = None
 
 
 class Leases:
@@ -39,9 +41,9 @@ class Leases:
     def __contains__(self, lease: int) -> bool:
         return lease in self._held
 
-    def grant(self, consumer: str, groups: Array, deadline: float) -> Lease:
+    def grant(self, consumer: str, groups: Array, deadline: float, *, rows: Array | None = None) -> Lease:
         """A new one."""
-        lease = Lease(lease=self._next, consumer=consumer, groups=groups, deadline=deadline)
+        lease = Lease(lease=self._next, consumer=consumer, groups=groups, deadline=deadline, rows=rows)
         self._next += 1
         self._hold(lease)
         return lease
@@ -61,6 +63,10 @@ class Leases:
         held = [lease.groups[np.isin(lease.groups, groups)] for lease in self._held.values()]
         found, leases = np.unique(np.concatenate([groups[:0], *held]), return_counts=True)
         return dict(zip(found.tolist(), leases.tolist(), strict=True))
+
+    def of(self, consumer: str) -> list[int]:
+        """Those that a consumer holds, the first that was granted first."""
+        return [lease.lease for lease in self._held.values() if lease.consumer == consumer]
 
     def due(self, now: float) -> Iterator[int]:
         """Leases whose deadline has come, first deadline first; one that was extended to the deadline that it had comes

@@ -3,7 +3,10 @@
 A group of ``group_size`` rows is *ready* for a consumer when every member has all columns the consumer reads. A
 consumer leases whole groups, oldest version first, then those that were ready first; a lease is acknowledged,
 released, or expires, and in the last two cases its groups are ready again, before others. A group leaves the ledger
-when every consumer has acknowledged it, or when it is dropped.
+when every consumer is done with it, or when it is dropped.
+
+A consumer that writes columns is done with a group once they are there, whoever wrote them and whatever becomes of its
+lease. One that works *by row* is given rows as they become ready, whole groups or not.
 
 Columnar numpy arrays inside, no Python object per row; every operation is O(its own rows), never O(outstanding).
 Invariant: each consumer is given each group once at a time, complete, and acknowledges it at most once.
@@ -12,32 +15,22 @@ Invariant: each consumer is given each group once at a time, complete, and ackno
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 
 from headrace.contract import Array
 from headrace.flow.balance import most_within
-from headrace.flow.group_table import DUPLICATE, LATE, STORED, UNKNOWN, GroupTable, total
+from headrace.flow.consumers import DONE, LEASED, READY, Consumer, ConsumerTable
+from headrace.flow.group_table import DUPLICATE, LATE, STORED, UNKNOWN, total
 from headrace.flow.leases import Lease, Leases
-from headrace.flow.ready import ReadyGroups
 from headrace.flow.records import BatchLease, FlowState, StoredGroup
 
-_PENDING, _READY, _LEASED, _DONE = range(4)
 
-
-@dataclass(frozen=True, slots=True)
-class _Consumer:
-    index: int
-    reads: int
-    """Bit mask of columns."""
-    ready: ReadyGroups
-
-
-class Ledger(GroupTable):
-    """``columns``: all there are; ``consumers``: name → the columns it reads. ``nbytes``, ``buffered``: bytes and rows
-    stored in groups that have not left."""
+class Ledger(ConsumerTable):
+    """``columns``: all there are; ``consumers``: name → the columns it reads; ``writes``: name → those it adds;
+    ``by_row``: consumers that are given rows. ``nbytes``, ``buffered``: bytes and rows stored in groups that have not
+    left."""
 
     def __init__(
         self,
@@ -45,16 +38,21 @@ class Ledger(GroupTable):
         group_size: int,
         columns: Sequence[str],
         consumers: Mapping[str, Collection[str]],
+        writes: Mapping[str, Collection[str]] = MappingProxyType({}),
+        by_row: Collection[str] = (),
         first_group: int = 0,
     ) -> None:
-        super().__init__(group_size=group_size, columns=columns, consumers=len(consumers), first_group=first_group)
+        super().__init__(
+            group_size=group_size,
+            columns=columns,
+            consumers=consumers,
+            writes=writes,
+            by_row=by_row,
+            first_group=first_group,
+        )
         self.nbytes = 0
         self.buffered = 0
         self.leases = Leases()
-        self._consumers = {
-            name: _Consumer(index, self._mask(reads), ReadyGroups(partial(self._are_ready, index)))
-            for index, (name, reads) in enumerate(consumers.items())
-        }
 
     # ------------------------------------------------------------ groups
 
@@ -73,11 +71,8 @@ class Ledger(GroupTable):
         return found
 
     def _discard(self, group: int) -> None:
-        states = self._groups.get("state", group)
         for consumer in self._consumers.values():
-            if states[consumer.index] == _READY:
-                consumer.ready.discard(int(self._groups.get("oldest", group)))
-        states[:] = _DONE
+            self._finish(consumer, self.rows_of(np.array([group])) if consumer.by_row else np.array([group]))
         self._leave(np.array([group]))
 
     def lose(self, unit: int) -> Array:
@@ -86,33 +81,38 @@ class Ledger(GroupTable):
 
     def give_up(self, groups: Array) -> Array:
         """Those of ``groups`` that are open leave, those on lease too; returns them."""
-        present = self._present(groups)
+        present = self._open(groups)
         for group in present.tolist():
             self._discard(group)
         return present
 
     # ------------------------------------------------------------ an earlier run
 
-    def restore(self, state: FlowState) -> None:
-        """Continue an earlier ledger, in an empty one that begins at ``state.first_group``."""
+    def restore(self, state: FlowState, first: Collection[str]) -> None:
+        """Continue an earlier ledger, in an empty one that begins at ``state.first_group``. Stored groups have the
+        ``first`` columns, whose values are nowhere yet: see :meth:`place`."""
         stored = {group.group: group for group in state.stored}
         self._reserved.extend(sorted(state.unfinished))
         while self._groups.end < state.next_group:
             group = self._groups.append(1)
             if group in stored:
-                self._restore_group(stored[group])
+                self._restore_group(stored[group], first)
             elif group in self._reserved:
                 self._groups.set("reserved", group, True)
 
-    def _restore_group(self, stored: StoredGroup) -> None:
+    def _restore_group(self, stored: StoredGroup, first: Collection[str]) -> None:
         self._begin(stored.group, 1, stored.version)
         rows = np.array(self.rows(stored.group))
         versions = np.full(len(rows), stored.oldest)
-        self.write(rows, self._bits, nbytes=np.array(stored.nbytes), tokens=np.array(stored.tokens), versions=versions)
+        self.write(rows, first, nbytes=np.array(stored.nbytes), tokens=np.array(stored.tokens), versions=versions)
 
-    def place(self, rows: Array, unit: int) -> None:
-        """Values of rows that an earlier run had stored are in ``unit`` now."""
-        self._row_column("units")[self._row_slots(rows)] = unit
+    def place(self, rows: Array, columns: Collection[str], *, nbytes: Array, unit: int) -> None:
+        """Values of rows that an earlier run had stored are in ``unit`` now, without what stages had added to them."""
+        slots = self._row_slots(rows)
+        self._row_column("units")[slots[:, None], self._places(columns)] = unit
+        kept = self._row_column("nbytes")
+        self.nbytes += int((nbytes - kept[slots]).sum())
+        kept[slots] = nbytes
 
     # ------------------------------------------------------------ rows
 
@@ -146,9 +146,13 @@ class Ledger(GroupTable):
             int(np.add.reduce(nbytes)) if isinstance(nbytes, np.ndarray) else nbytes * groups * self.group_size
         )
         for consumer in self._consumers.values():
-            if consumer.reads & added == consumer.reads:
-                table["state"][slots, consumer.index] = _READY
-                consumer.ready.add_of(version, np.arange(first, first + groups))
+            if consumer.reads & added != consumer.reads:
+                continue
+            scale = self.group_size if consumer.by_row else 1
+            done = consumer.writes and consumer.writes & added == consumer.writes
+            self._states(consumer)[slots.start * scale : slots.stop * scale] = DONE if done else READY
+            if not done:
+                consumer.ready.add_of(version, np.arange(first * scale, (first + groups) * scale))
         return first
 
     def write(
@@ -207,11 +211,15 @@ class Ledger(GroupTable):
                 oldest[slot] = version
         for consumer in self._consumers.values():
             if old & consumer.reads != consumer.reads == new & consumer.reads:
+                if consumer.by_row or consumer.writes:
+                    self._complete_rows(consumer, np.array([row]))
+                    continue
                 complete = table["complete"][slot]
                 complete[consumer.index] += 1
                 if complete[consumer.index] == self.group_size:
-                    table["state"][slot, consumer.index] = _READY
+                    table["state"][slot, consumer.index] = READY
                     consumer.ready.push(int(oldest[slot]), group)
+        self._finished(np.array([row]), np.array([old]), np.array([new]))
         return STORED
 
     def _write(
@@ -239,7 +247,8 @@ class Ledger(GroupTable):
             reads = consumer.reads
             completed = (old & reads != reads) & (new & reads == reads)
             if completed.any():
-                self._complete_rows(consumer, groups[completed])
+                self._complete_rows(consumer, rows[completed])
+        self._finished(rows, old, new)
 
     def _note_versions(self, groups: Array, versions: Array | None) -> None:
         slots = self._groups.slots(groups)
@@ -247,18 +256,11 @@ class Ledger(GroupTable):
             versions = self._groups.columns["opened"][slots]
         np.minimum.at(self._groups.columns["oldest"], slots, versions)
 
-    def _complete_rows(self, consumer: _Consumer, groups: Array) -> None:
-        if self.group_size > 1:
-            complete = self._groups.columns["complete"][:, consumer.index]
-            np.add.at(complete, self._groups.slots(groups), 1)
-            groups = np.unique(groups)
-            groups = groups[complete[self._groups.slots(groups)] == self.group_size]
-        self._make_ready(consumer, groups)
-
     # ------------------------------------------------------------ consumers
 
     def ready(self, consumer: str) -> dict[int, int]:
-        """Groups that ``consumer`` could lease, by the version of their oldest token; a copy."""
+        """Groups that ``consumer`` could lease, by the version of their oldest token, or rows, by the version
+        that their group started under; a copy."""
         return self._consumers[consumer].ready.by_version()
 
     def lease(
@@ -275,7 +277,7 @@ class Ledger(GroupTable):
         """Up to ``groups`` ready groups, the oldest first; None when there are fewer than ``at_least`` (default:
         ``groups``). ``token_budget``: stop before the group that would pass it, unless it is the first.
         ``min_version``: leave out those that are older. ``ranks``: that share them, each within ``token_budget``; see
-        :class:`~headrace.flow.shares.Shares`."""
+        :class:`~headrace.flow.shares.Shares`. For a consumer that works by row, all this is about rows."""
         who = self._consumers[consumer]
         if who.ready.count(min_version=min_version) < (groups if at_least is None else at_least):
             return None
@@ -283,20 +285,24 @@ class Ledger(GroupTable):
         if not len(chosen):
             return None
         if token_budget is not None or ranks > 1:
-            kept = self._shareable(chosen, groups, token_budget, ranks)
+            kept = self._shareable(who, chosen, groups, token_budget, ranks)
             chosen, rest = chosen[:kept], chosen[kept:]
-            who.ready.add(rest, self._column_of("oldest", rest), again=True)
-        at = self._at(chosen)
-        self._groups.columns["state"][at, who.index] = _LEASED
-        self._groups.columns["attempts"][at, who.index] += 1
+            who.ready.add(rest, self._versions_of(who, rest), again=True)
+        at = self._row_slots(chosen) if who.by_row else self._at(chosen)
+        self._states(who)[at] = LEASED
+        self._attempts(who)[at] += 1
+        if who.by_row:
+            return self.leases.grant(consumer, np.unique(chosen // self.group_size), deadline, rows=chosen)
         return self.leases.grant(consumer, chosen, deadline)
 
-    def _shareable(self, chosen: Array, groups: int, token_budget: int | None, ranks: int) -> int:
+    def _shareable(self, who: Consumer, chosen: Array, groups: int, token_budget: int | None, ranks: int) -> int:
         """How many of ``chosen`` stay within the budget, at least one a rank; of ``groups`` either none are left then,
         or enough for each rank to get one."""
         kept = len(chosen)
         if token_budget is not None:
-            kept = most_within(self.group_tokens(chosen), token_budget, ranks)
+            kept = most_within(
+                self.tokens_of(chosen).tolist() if who.by_row else self.group_tokens(chosen), token_budget, ranks
+            )
         if 0 < groups - kept < ranks:
             return groups - ranks if groups >= 2 * ranks else len(chosen)
         return kept
@@ -314,11 +320,15 @@ class Ledger(GroupTable):
     def contents(self, lease: Lease) -> tuple[Array, Array]:
         """int64 [3, n]: ids of a lease's rows, their tokens, and how often each was leased by this consumer, this time
         included; int16 [n, columns]: which storage unit has each column, 0 where none has."""
+        who = self._consumers[lease.consumer]
+        if lease.rows is not None:
+            attempts = self._attempts(who)[self._row_slots(lease.rows)]
+            return np.stack([lease.rows, self.tokens_of(lease.rows), attempts]), self.units_of(lease.rows)
         at, size, columns = self._at(lease.groups), self.group_size, self._groups.columns
         table = np.empty((3, len(lease.groups), size), dtype=np.int64)
         table[0] = self.rows_of(lease.groups).reshape(-1, size)
         table[1] = columns["tokens"][at]
-        table[2] = columns["attempts"][at, self._consumers[lease.consumer].index][:, None]
+        table[2] = columns["attempts"][at, who.index][:, None]
         units = columns["units"][at]
         return table.reshape(3, -1), units.reshape(-1, units.shape[2])
 
@@ -327,9 +337,10 @@ class Ledger(GroupTable):
         self.leases.extend(lease, deadline)
 
     def release(self, lease: int) -> Lease:
-        """Give the groups back: ready again."""
+        """Give the groups back: ready again, but for those that have what the consumer writes."""
         held = self.leases.end(lease)
-        self._make_ready(self._consumers[held.consumer], self._present(held.groups), again=True)
+        who, ids = self._consumers[held.consumer], self._present(held)
+        self._make_ready(who, ids[self._states(who)[self._slots(who, ids)] == LEASED], again=True)
         return held
 
     def expire(self, now: float) -> tuple[Lease, ...]:
@@ -340,32 +351,29 @@ class Ledger(GroupTable):
     def acknowledge(self, lease: int) -> tuple[Lease, Array]:
         """The consumer is done with the groups. Returns also those that every consumer is done with: they left."""
         held = self.leases.end(lease)
-        groups = self._present(held.groups)
-        slots = self._groups.slots(groups)
-        states = self._groups.columns["state"]
-        states[slots, self._consumers[held.consumer].index] = _DONE
-        left: Array = groups[(states[slots] == _DONE).all(axis=1)]
+        who = self._consumers[held.consumer]
+        self._states(who)[self._slots(who, self._present(held))] = DONE
+        groups = self._open(held.groups)
+        done = (self._column_of("state", groups) == DONE).all(axis=1)
+        done &= (self._column_of("row_state", groups) == DONE).all(axis=(1, 2))
+        left: Array = groups[done]
         self._leave(left)
         return held, left
 
-    def _present(self, groups: Array) -> Array:
-        """Without those that were lost on lease."""
+    def _open(self, groups: Array) -> Array:
         groups = groups[groups >= self._groups.low]
         present: Array = groups[self._column_of("open", groups)]
         return present
 
+    def _present(self, held: Lease) -> Array:
+        """What it holds, groups or rows, without what was lost on lease."""
+        if held.rows is None:
+            return self._open(held.groups)
+        rows = held.rows[held.rows >= self._groups.low * self.group_size]
+        present: Array = rows[self._column_of("open", rows // self.group_size)]
+        return present
+
     # ------------------------------------------------------------ inside
-
-    def _are_ready(self, index: int, groups: Array) -> Array:
-        # A group that left may be forgotten by now, and its slot be another's.
-        known = groups >= self._groups.low
-        state = self._groups.columns["state"][self._groups.slots(np.where(known, groups, self._groups.base)), index]
-        ready: Array = known & (state == _READY)
-        return ready
-
-    def _make_ready(self, consumer: _Consumer, groups: Array, *, again: bool = False) -> None:
-        self._groups.columns["state"][self._groups.slots(groups), consumer.index] = _READY
-        consumer.ready.add(groups, self._column_of("oldest", groups), again=again)
 
     def _leave(self, groups: Array) -> None:
         slots = self._groups.slots(groups)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowColumns:
     """What rows are made of. ``first``: written when a trajectory is finished; ``consumers``: name → the columns it
-    reads, ``train`` among them, which reads the last one to be written."""
+    reads, ``train`` among them, which reads the last one to be written; ``writes``: consumer → the columns it adds;
+    ``by_row``: consumers that are given rows one by one, ahead of their group."""
 
     all: tuple[str, ...]
     first: tuple[str, ...]
     consumers: Mapping[str, tuple[str, ...]]
+    writes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    by_row: tuple[str, ...] = ()
 
 
 ROW = FlowColumns(all=("row",), first=("row",), consumers={"train": ("row",)})
@@ -93,7 +96,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredGroup:
-    """A group whose rows are all stored and not yet trained."""
+    """A group whose rows are all stored, if not with every column, and not yet trained."""
 
     group: int
     version: int
@@ -109,7 +112,8 @@ class StoredGroup:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowState:
     """A flow between two batches, as a checkpoint keeps it. Tokens that were on their way are not in it: their groups
-    start anew, under the version that is newest then."""
+    start anew, under the version that is newest then. Of stored groups it has the first columns; others are added
+    anew."""
 
     version: int
     next_group: int

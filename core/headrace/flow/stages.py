@@ -6,6 +6,7 @@ a stage reads only what stages before it wrote, so that the graph has no cycle w
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from headrace.contract import AlgorithmNeeds
@@ -36,11 +37,13 @@ TRAIN = "train"
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One task on rows. ``reads`` and ``writes``: names of columns, see :mod:`headrace.contract.columns`."""
+    """One task on rows. ``reads`` and ``writes``: names of columns, see :mod:`headrace.contract.columns`; ``by_row``:
+    it need not see whole groups."""
 
     name: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    by_row: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,20 @@ class Flowing:
     source: str
     target: str
     columns: tuple[str, ...]
+
+
+_REFERENCE = Stage(REFERENCE, (TOKENS, LOSS_MASK), (REFERENCE_LOGPROBS,), by_row=True)
+
+
+def separable(stage: Stage) -> bool:
+    """Whether a stage can have a process of its own. The others stay where rows are made, or where the weights of the
+    moment are: in the environment workers and in the trainer."""
+    return stage.name in (REFERENCE, ADVANTAGE)
+
+
+def stored_first(stages: Collection[Stage]) -> tuple[str, ...]:
+    """The columns that a row has when it is stored, before any separate stage has seen it."""
+    return tuple(c for stage in stages if stage.name in (GENERATE, DEMONSTRATE, SCORE) for c in stage.writes)
 
 
 def stages_of(needs: AlgorithmNeeds) -> tuple[Stage, ...]:
@@ -67,7 +84,7 @@ def stages_of(needs: AlgorithmNeeds) -> tuple[Stage, ...]:
     before = [
         Stage(GENERATE if needs.rollout else DEMONSTRATE, (), made),
         Stage(SCORE, (TOKENS, LOSS_MASK, TRUNCATED), (REWARD,)),
-        *([Stage(REFERENCE, (TOKENS, LOSS_MASK), (REFERENCE_LOGPROBS,))] if needs.reference_logprobs else []),
+        *([_REFERENCE] if needs.reference_logprobs else []),
         Stage(ADVANTAGE, (*made, REWARD), prepared),
         *([Stage(PROXIMAL, (TOKENS, LOSS_MASK, TRAINED), (PROXIMAL_LOGPROBS,))] if needs.proximal_logprobs else []),
     ]

@@ -47,6 +47,11 @@ class Versions:
         self._in_flight[version] = count + 1
         self.revision += count == 0
 
+    def reopened(self, version: int) -> None:
+        """A group that started under ``version`` in an earlier run is not complete yet."""
+        self._in_flight[version] = self._in_flight.get(version, 0) + 1
+        self.revision += 1
+
     def closed(self, version: int) -> None:
         """A group of ``version`` is complete or dropped."""
         self._in_flight[version] -= 1

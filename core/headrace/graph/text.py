@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from headrace.config import Job
 from headrace.contract import AlgorithmNeeds
-from headrace.contract.columns import BEHAVIOUR_LOGPROBS, GROUP, LOSS_MASK, REWARD, TOKENS, TRUNCATED, VERSION
-from headrace.flow.stages import flowing, stages_of
-from headrace.graph.phases import needs_of
-
-STORED = (TOKENS, LOSS_MASK, BEHAVIOUR_LOGPROBS, REWARD, GROUP, VERSION, TRUNCATED)
+from headrace.flow.stages import Stage, flowing, separable, stages_of, stored_first
+from headrace.graph.phases import needs_of, phase_stages
 
 
 def describe(job: Job) -> str:
@@ -25,7 +22,8 @@ def _processes(job: Job) -> list[str]:
         ("rollout", rollout.instances, f"{rollout.spec.use}, {_threads(rollout.threads)}", rollout.python),
         ("environment worker", environment.workers, f"{environment.spec.use}, plays episodes", environment.python),
         ("scoring worker", scoring, f"killed past {environment.scoring_deadline:g} s", environment.python),
-        ("storage unit", 1, job.storage.spec.use, None),
+        ("storage unit", job.storage.units, job.storage.spec.use, None),
+        *((f"{stage.name} stage", 1, _stage(job, stage), trainer.python) for stage in _apart(job)),
     ]
     total = sum(count for _, count, _, _ in rows)
     lines = [f"{job.job.name}: {total} processes, started by {job.launcher.spec.use}"]
@@ -34,8 +32,24 @@ def _processes(job: Job) -> list[str]:
     return lines
 
 
+def _apart(job: Job) -> list[Stage]:
+    """Stages that have a process of their own in any phase."""
+    if not job.stages.processes:
+        return []
+    stages = [stage for phase in job.phases for stage in phase_stages(phase) if separable(stage)]
+    return list({stage.name: stage for stage in stages}.values())
+
+
+def _stage(job: Job, stage: Stage) -> str:
+    plugin = job.phases[0].trainer.use if stage.by_row else "the phase's algorithm"
+    return f"{plugin}, {_threads(job.trainer.threads)}, adds {', '.join(stage.writes)}"
+
+
 def _edges(job: Job) -> list[str]:
-    stored = ", ".join(STORED)
+    made = {column: None for phase in job.phases for column in stored_first(phase_stages(phase))}
+    apart = _apart(job)
+    stored = ", ".join(made)
+    trained = ", ".join([*made, *(column for stage in apart for column in stage.writes)])
     weights = job.weights.spec.use
     edges = [
         ("controller", "environment worker", "tickets: group, policy version, instance"),
@@ -43,7 +57,15 @@ def _edges(job: Job) -> list[str]:
         ("rollout", "environment worker", "sampled tokens, log-probs, version spans"),
         ("environment worker", "scoring worker", "task and episode; back: reward"),
         ("environment worker", "storage unit", stored),
-        ("storage unit", "trainer", f"rows of the batch: {stored}"),
+        *(
+            edge
+            for stage in apart
+            for edge in (
+                ("storage unit", f"{stage.name} stage", ", ".join(stage.reads)),
+                (f"{stage.name} stage", "storage unit", ", ".join(stage.writes)),
+            )
+        ),
+        ("storage unit", "trainer", f"rows of the batch: {trained}"),
         ("controller", "trainer", "which rows to train, when to publish"),
         ("trainer", "rollout", f"weights of each policy version, over {weights}"),
         ("controller", "rollout", "which versions to load and retire"),
@@ -66,17 +88,18 @@ def _phases(job: Job) -> list[str]:
         if needs.rollout:
             bound = phase.staleness.settings["max_staleness"]
             lines.append(f"    staleness  {phase.staleness.use}, at most {bound} versions old")
-        computed = [name for name, wanted in _computed(needs) if wanted]
+        computed = [name for name, wanted in _computed(needs, apart=job.stages.processes) if wanted]
         if computed:
             lines.append(f"    trainer    also computes {', '.join(computed)}")
         lines += ["    stages, and the columns that go from one to the next", *_stages(needs)]
     return lines
 
 
-def _computed(needs: AlgorithmNeeds) -> list[tuple[str, bool]]:
+def _computed(needs: AlgorithmNeeds, *, apart: bool) -> list[tuple[str, bool]]:
     return [
         ("proximal log-probs at the start of each batch", needs.proximal_logprobs),
-        ("reference log-probs from the weights at the start of the phase", needs.reference_logprobs),
+        ("reference log-probs from the weights at the start of the phase", needs.reference_logprobs and not apart),
+        ("advantages and loss weights", not apart),
     ]
 
 

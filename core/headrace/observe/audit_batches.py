@@ -94,6 +94,14 @@ class BatchChecker:
                 group_id,
                 trajectory.id,
             )
+            self._check(
+                trajectory.stages.issuperset(group.phase.stages),
+                "stages",
+                seq,
+                "trajectory {} taken before it went through the stages {}",
+                trajectory.id,
+                [stage for stage in group.phase.stages if stage not in trajectory.stages],
+            )
             if group.phase.rollout:
                 self._check_answer(trajectory, seq)
             rows += trajectory.rows

@@ -46,6 +46,8 @@ class Trajectory:
     reward: float | None = None
     """None also when it was judged to have none."""
     rows: list[int] = field(default_factory=list)
+    stages: set[str] = field(default_factory=set)
+    """That its rows went through."""
 
 
 @dataclass(slots=True)
@@ -255,7 +257,8 @@ class GroupChecker:
     # ------------------------------------------------------------ resume
 
     def resumed(self, event: Resumed) -> None:
-        """What was in flight is forgotten, to be dispatched anew; everything else that is live is stored."""
+        """What was in flight is forgotten, to be dispatched anew; everything else that is live is stored, and goes
+        through its stages again."""
         waiting, self._restarted = self._restarted, {}
         for id in event.restarted:
             if id in waiting:  # since an earlier resume
@@ -273,6 +276,8 @@ class GroupChecker:
             if in_flight and group is not None:
                 self._forget(group)
         left = [*waiting, *(group.id for group in self.groups.values() if not group.stored)]
+        for trajectory in self.live.values():
+            trajectory.stages.clear()
         self._check(not left, "resume", event.seq, "groups {} are neither stored nor among those that begin anew", left)
 
     def _forget(self, group: Group) -> None:

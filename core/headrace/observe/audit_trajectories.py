@@ -9,6 +9,7 @@ from headrace.observe.audit_groups import DROPPED, GroupChecker, Trajectory
 from headrace.observe.audit_versions import VersionChecker
 from headrace.observe.events import (
     RowStored,
+    StageFinished,
     TrajectoryFailed,
     TrajectoryFinished,
     TrajectoryScored,
@@ -192,3 +193,18 @@ class TrajectoryChecker:
         )
         self._groups.rows[event.row] = event.trajectory
         found.rows.append(event.row)
+
+    def stage_finished(self, event: StageFinished) -> None:
+        """Of stored rows that have not been through it."""
+        for row in event.rows:
+            found = self._groups.live.get(self._groups.rows.get(row, -1))
+            self._check(
+                found is not None and event.stage not in found.stages,
+                "stages",
+                event.seq,
+                "stage {!r} finished row {}, which is not stored or went through it before",
+                event.stage,
+                row,
+            )
+            if found is not None:
+                found.stages.add(event.stage)

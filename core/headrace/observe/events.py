@@ -65,6 +65,8 @@ class PhaseStarted(Event, frozen=True, kw_only=True):
     """The version the trainer works on."""
     steps: int
     """Training batches, at most."""
+    stages: list[str] = []
+    """Those with processes of their own, which each row goes through before it is trained."""
 
 
 class NodeStarted(Event, frozen=True, kw_only=True):
@@ -168,6 +170,16 @@ class RowStored(Event, frozen=True, kw_only=True):
     version: int
     """Of the row's oldest token, as claimed; the audit recomputes it."""
     nbytes: int
+
+
+class StageFinished(Event, frozen=True, kw_only=True):
+    """A separate stage's columns of rows are stored and the ledger knows."""
+
+    stage: str
+    rows: list[int]
+    started: float
+    finished: float
+    """Unix seconds, of its node: when it began and ended to compute them."""
 
 
 class GroupDropped(Event, frozen=True, kw_only=True):
@@ -293,6 +305,7 @@ AnyEvent = (
     | TrajectoryFailed
     | TrajectoryScored
     | RowStored
+    | StageFinished
     | GroupDropped
     | BatchTaken
     | BatchReleased

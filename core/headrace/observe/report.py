@@ -17,6 +17,7 @@ from headrace.observe.audit import AuditResult, audit_run
 from headrace.observe.report_data import RunData, collect
 from headrace.observe.report_figures import Panel, learning, lengths, speed, staleness, training
 from headrace.observe.report_sections import audit_section, header, job_section, mishaps_section, samples_section
+from headrace.observe.report_stages import stages
 from headrace.observe.report_timeline import timeline
 
 REPORT_FILE = "report.html"
@@ -59,7 +60,13 @@ def _page(run_dir: Path, data: RunData, result: AuditResult, plotly: str) -> str
         ("What it learned", [*learning(data)]),
         (
             "How it worked",
-            [timeline(data), staleness(summary["staleness"], summary["max_staleness"]), lengths(data), *speed(data)],
+            [
+                timeline(data),
+                stages(data),
+                staleness(summary["staleness"], summary["max_staleness"]),
+                lengths(data),
+                *speed(data),
+            ],
         ),
         ("How training went", [*training(data)]),
     ]

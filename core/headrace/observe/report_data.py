@@ -21,6 +21,7 @@ from headrace.observe.events import (
     RowStored,
     RunFinished,
     RunStarted,
+    StageFinished,
     TrajectoryFinished,
     VersionPublished,
     read_events,
@@ -64,6 +65,8 @@ class RunData:
     """Version, seconds waited, seconds busy of each training batch."""
     generated: dict[tuple[str, int], list[Interval]] = field(default_factory=dict)
     """(instance, version) → when it was generating with it."""
+    staged: dict[str, list[Interval]] = field(default_factory=dict)
+    """Stage with a process of its own → when it was at work."""
     evaluations: list[EvaluationFinished] = field(default_factory=list)
     generated_lengths: Counter[int] = field(default_factory=Counter)
     """Response tokens → sampled trajectories."""
@@ -153,6 +156,7 @@ class _Reading:
             VersionPublished: self._published,
             TrajectoryFinished: self._finished,
             RowStored: self._stored,
+            StageFinished: self._staged,
             GroupDropped: self._dropped,
             BatchTrained: self._trained,
             EvaluationFinished: data.evaluations.append,
@@ -196,6 +200,13 @@ class _Reading:
 
     def _stored(self, event: RowStored) -> None:
         self._rows[event.row] = event.trajectory
+
+    def _staged(self, event: StageFinished) -> None:
+        data = self._data
+        spans = data.staged.setdefault(event.stage, [])
+        spans.append(Interval(data.since_start(event.started), data.since_start(event.finished), len(event.rows)))
+        if len(spans) > MERGE_AT:
+            spans[:] = merge(spans, gap=0.0)
 
     def _dropped(self, event: GroupDropped) -> None:
         for trajectory in event.trajectories:

@@ -15,13 +15,15 @@ from headrace.dataplane import AsyncPlane, LedgerService
 from headrace.errors import RunError
 from headrace.registry import build
 from headrace.run.directory import RunDirectory
-from headrace.run.plans import capacity, self_check_tolerance
+from headrace.run.plans import capacity, self_check_tolerance, stage_nodes
 from headrace.run.recovery import Recovery
 from headrace.run.seeds import derive_seed
 from headrace.run.tasks import TasksIdentity, identify
 from headrace.services.controller import Controller
 from headrace.services.fleet import Fleet
 from headrace.services.messages import RolloutSetup, ScratchModel, TrainerSetup, WorkerSetup
+from headrace.services.stage_messages import StageSetup
+from headrace.services.stages import Stages
 from headrace.services.storage import StorageSetup
 from headrace.services.supervisor import NodePlan, Supervisor
 from headrace.services.workers import Workers
@@ -63,6 +65,7 @@ class Cluster:
             tolerance=self_check_tolerance(job),
         )
         self.workers = Workers(self._network.client)
+        self.stages = Stages(self._network.client)
         self.ledger = LedgerService(connect=self._network.client)
         self.units: dict[str, str] = {}
         """Storage unit → where it serves."""
@@ -75,7 +78,7 @@ class Cluster:
             notice=notice,
         )
         self._recovery: Recovery | None = None
-        self._server = self._network.server(self.controller, self.ledger, name="controller")
+        self._server = self._network.server(self.controller, self.ledger, self.stages, name="controller")
 
     # ------------------------------------------------------------ start
 
@@ -102,11 +105,14 @@ class Cluster:
         self.model_path = await self._model()
         await self._launch_rollouts(names)
         workers = await self._launch_workers()
+        stages = await self._launch_stages()
         await asyncio.to_thread(self._start_environment)
         for name in names:
             self.join(name, await self.supervisor.address(name))
         for name in workers:
             self.workers.add(name, await self.supervisor.address(name))
+        for name in stages:
+            await self.stages.add(name, await self.supervisor.address(name))
         self._recovery = Recovery(self)
 
     async def _launch_units(self) -> None:
@@ -205,6 +211,20 @@ class Cluster:
             )
         return names
 
+    async def _launch_stages(self) -> tuple[str, ...]:
+        job, names = self._job, stage_nodes(self._job)
+        for name in names:
+            await self.supervisor.launch(
+                NodePlan(
+                    name=name,
+                    role="stage",
+                    setup=lambda: StageSetup(ledger=self._address, threads=job.trainer.threads, seed=job.job.seed),
+                    python=job.trainer.python or sys.executable,
+                    threads=job.trainer.threads,
+                )
+            )
+        return names
+
     def _worker_setup(self, name: str) -> WorkerSetup:
         environment = self._job.environment
         return WorkerSetup(
@@ -280,6 +300,7 @@ class Cluster:
         await self.ledger.close()
         await self.fleet.close()
         await self.workers.close()
+        await self.stages.close()
         for client in self._clients:
             await client.close()
         self._sockets.close()

@@ -86,7 +86,7 @@ class Keeper:
         size = self._p.job.phases[state.phase].batch.group_size
         groups = np.array([stored.group for stored in state.flow.stored], dtype=np.int64)
         rows = (groups[:, None] * size + np.arange(size)).reshape(-1)
-        found = self._p.controller.rows.whereabouts(rows)  # now: by and by they are trained, and forgotten
+        found = self._p.controller.rows.for_checkpoint(rows)  # now: by and by they are trained, and forgotten
         partition, columns, units = found["partition"], found["columns"], found["units"]
         parts = [slice(start, start + ROWS_AT_ONCE) for start in range(0, len(rows), ROWS_AT_ONCE)]
         return [await self._p.plane.get(partition, rows[part], units[part], columns) for part in parts]
@@ -108,9 +108,10 @@ class Keeper:
     async def put_back(self, began: PhaseRun, flow: Flow) -> None:
         """The data plane takes the phase's rows from now on; those that a checkpoint kept are there when this returns,
         in however many storage units there are now."""
-        p = self._p
-        rows = p.controller.open_rows(flow, phase_partition(began.phase.name, group_size=began.phase.batch.group_size))
+        p, phase = self._p, began.phase
+        spec = phase_partition(phase.name, p.stage_plan(began).columns, group_size=phase.batch.group_size)
+        rows = p.controller.open_rows(flow, spec)
         for batch in began.resumed.rows() if began.resumed is not None else ():
             rows.returning(batch.rows.tolist())
             tags = {name: batch.dense(name) for name in (VERSION, REWARD)}
-            await p.plane.put(began.phase.name, batch.columns, rows=batch.rows, tags=tags)
+            await p.plane.put(phase.name, batch.columns, rows=batch.rows, tags=tags)

@@ -5,14 +5,18 @@
      prompt│  │tokens            versions to load        weights of v+1
            ▼  │                        ▼                       ▼
         rollout instances ◀──────────────────────── weight publisher
-           rows: worker ──▶ storage unit ──▶ trainer
+           rows: worker ──▶ storage units ──▶ trainer
+                               ▲  ▼
+                       reference, advantage
 
 | who                | waits for                                              | who ends the wait            |
 |--------------------|--------------------------------------------------------|------------------------------|
 | environment worker | a ticket: admission, and an instance with a free place | a batch taken, a publication |
 | environment worker | tokens of its trajectories                             | the rollout instance         |
+| separate stage     | rows that have the columns it reads                    | workers; stages before it    |
 | rollout instance   | requests; a version to load                            | workers; the fleet           |
-| this loop          | a batch of whole groups that the policy lets it take   | rows stored by workers       |
+| this loop          | a batch of whole groups that the policy lets it take   | rows stored by workers, and  |
+|                    |                                                        | what stages add to them      |
 | this loop          | the trainer's answer                                   | the trainer                  |
 | this loop          | leave to publish version + 1                           | the last trajectory of the   |
 |                    |                                                        | version that blocks it       |
@@ -29,13 +33,14 @@ from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from headrace.config import Phase
 from headrace.contract import StalenessPolicy
 from headrace.errors import LostRowsError, RunError
 from headrace.flow import BatchLease, Flow
 from headrace.registry import build
 from headrace.run.checkpoint import Checkpoint, RunState
-from headrace.run.columns import flow_columns
 from headrace.run.keeper import Keeper
 from headrace.run.parts import Parts, PhaseRun
 from headrace.services.groups import GroupPlan
@@ -148,6 +153,7 @@ class TrainingLoop:
         if p.job.evaluation.every and began.resumed is None:
             await self._evaluate(flow, plan)
         await self._keeper.put_back(began, flow)
+        await p.stages.begin(p.stage_plan(began).apart)
         p.controller.begin_phase(flow, plan)
         step = began.step
         while not (step and await self._evaluated_enough(flow, phase, plan, step - 1, last=step == phase.steps)):
@@ -159,6 +165,7 @@ class TrainingLoop:
                 return False
         self._next_group = flow.next_group
         self._next_trajectory = flow.next_group * flow.group_size
+        await p.stages.end()
         await self._cancel(p.controller.end_phase("phase_ended"))
         await self._settle()  # an evaluation may be under way, and the next phase's flow knows nothing of its pin
         return True
@@ -173,6 +180,7 @@ class TrainingLoop:
                 model_path=began.model_path,
                 total_steps=phase.steps * phase.batch.mini_batches,
                 temperature=p.job.rollout.temperature,
+                stages=p.stage_plan(began).trainer,
                 groups=phase.batch.groups,
                 streaming=phase.batch.streaming,
                 mini_batches=phase.batch.mini_batches,
@@ -193,7 +201,7 @@ class TrainingLoop:
         phase = began.phase
         policy = build(phase.staleness)
         assert isinstance(policy, StalenessPolicy)
-        batch, columns = phase.batch, flow_columns()
+        batch, columns = phase.batch, self._p.stage_plan(began).columns
         sizes: dict[str, Any] = {"batch_groups": batch.groups, "group_size": batch.group_size}
         if began.resumed is not None:
             return Flow(policy=policy, rollout=plan.rollout, state=began.resumed.state.flow, columns=columns, **sizes)
@@ -206,6 +214,7 @@ class TrainingLoop:
             rollout=plan.rollout,
             version=self.version,
             steps=phase.steps,
+            stages=list(columns.writes),
             **sizes,
         )
         # Group and trajectory ids are unique in the run, also when the group size changes.
@@ -242,6 +251,7 @@ class TrainingLoop:
         if applied:
             waited += await self._publish_next(flow)
         # Nothing is awaited from here until the state is kept: what is dispatched next is not in it.
+        reply = msgspec.structs.replace(reply, metrics={**reply.metrics, **p.stages.metrics(lease.groups)})
         p.measures.batch(lease, reply, step=step, wait_seconds=waited, tally=p.controller.tally)
         state = self._state(flow, began, step) if self._checkpoint_due(began.phase, step) else None
         p.controller.pump()

@@ -14,11 +14,13 @@ from headrace.run.directory import RunDirectory
 from headrace.run.evaluation import Evaluator
 from headrace.run.journal import Journal
 from headrace.run.measures import Measures
+from headrace.run.plans import StagePlan
 from headrace.run.tasks import TasksIdentity
 from headrace.services.controller import Controller
 from headrace.services.fleet import Fleet
 from headrace.services.groups import GroupPlan
 from headrace.services.messages import SaveCall
+from headrace.services.stages import Stages
 from headrace.services.workers import Workers
 from headrace.wire import Client
 
@@ -34,12 +36,14 @@ class Parts:
     fleet: Fleet
     trainer: Client
     workers: Workers
+    stages: Stages
     plane: AsyncPlane
     evaluator: Evaluator
     measures: Measures
     journal: Journal
     directory: RunDirectory
     plan: Callable[[Phase], GroupPlan]
+    stage_plan: Callable[[PhaseRun], StagePlan]
     tasks: TasksIdentity
 
     async def save(self, path: Path, *, kind: SaveKind) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from headrace.config import Job, Phase
 from headrace.contract import (
-    Algorithm,
     Environment,
     InferenceCapabilities,
     InferenceEngine,
@@ -12,30 +14,70 @@ from headrace.contract import (
     TrainingCapabilities,
     TrainingEngine,
 )
+from headrace.flow import FlowColumns
+from headrace.flow.stages import separable
+from headrace.graph.phases import needs_of, phase_stages
 from headrace.registry import PluginSpec, build, load, settings_of
+from headrace.run.columns import flow_columns
 from headrace.run.evaluation import EvaluationPlan
 from headrace.run.seeds import derive_seed
 from headrace.run.stream import task_order
 from headrace.services.groups import GroupPlan
+from headrace.services.stage_messages import StagePhase
 
 FLOAT32_TOLERANCE = 1e-3
 LOW_PRECISION_TOLERANCE = 0.25
 
 
-def rolls_out(phase: Phase) -> bool:
-    """Whether the phase's algorithm trains on generated rows, as opposed to demonstrations."""
-    spec = phase.algorithm
-    cls = load("algorithm", spec.use, directory=spec.directory)
-    assert issubclass(cls, Algorithm)
-    return cls.needs(settings_of(cls, spec.settings, origin=spec.origin)).rollout
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    """Who does what to the rows of a phase."""
+
+    columns: FlowColumns
+    """That are stored."""
+    apart: Mapping[str, StagePhase]
+    """Stage with a process of its own → what it does."""
+    trainer: tuple[str, ...]
+    """Those that could have one, and are the trainer's."""
+
+
+def stage_plan(job: Job, phase: Phase, *, model_path: str) -> StagePlan:
+    """``model_path``: what the phase starts from."""
+    columns = _columns(job, phase)
+    separate = tuple(stage.name for stage in phase_stages(phase) if separable(stage))
+    apart = {
+        name: StagePhase(
+            partition=phase.name,
+            reads=columns.consumers[name],
+            writes=writes,
+            engine=phase.trainer,
+            algorithm=phase.algorithm,
+            model_path=model_path,
+            temperature=job.rollout.temperature,
+            tokens=phase.batch.micro_batch_tokens,
+        )
+        for name, writes in columns.writes.items()
+    }
+    return StagePlan(columns=columns, apart=apart, trainer=() if apart else separate)
+
+
+def _columns(job: Job, phase: Phase) -> FlowColumns:
+    return flow_columns(needs_of(phase), apart=job.stages.processes)
+
+
+def stage_nodes(job: Job) -> tuple[str, ...]:
+    """The stages that have a process of their own in any phase."""
+    return tuple(dict.fromkeys(name for phase in job.phases for name in _columns(job, phase).writes))
 
 
 def group_plan(job: Job, phase: Phase, environment: Environment) -> GroupPlan:
     """How the groups of a phase are filled."""
-    seed, tasks = job.job.seed, environment.size("train")
+    seed, tasks, columns = job.job.seed, environment.size("train"), _columns(job, phase)
     return GroupPlan(
         partition=phase.name,
-        rollout=rolls_out(phase),
+        columns=columns.first,
+        by_row=bool(columns.by_row),
+        rollout=needs_of(phase).rollout,
         max_new_tokens=job.rollout.max_new_tokens,
         temperature=job.rollout.temperature,
         task_index=task_order(tasks, seed=seed),

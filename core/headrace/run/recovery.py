@@ -5,6 +5,7 @@
 | rollout instance   | its trajectories are generated again elsewhere, under the version they started with |
 | environment worker | others, or its successor, play its groups again                                    |
 | storage unit       | the groups it held are dropped by name; what is under way goes to another unit     |
+| separate stage     | what it held is ready again, and its successor's                                   |
 | trainer            | nothing: the run ends, to be resumed from its last checkpoint                      |
 
 Invariant: from the moment in which a loss is known nothing more is given to the lost process; when its successor
@@ -21,6 +22,7 @@ from headrace.errors import RunError
 from headrace.services.controller import Controller
 from headrace.services.fleet import Fleet
 from headrace.services.messages import PeerCall
+from headrace.services.stages import Stages
 from headrace.services.supervisor import Supervisor
 from headrace.services.workers import Workers
 from headrace.wire import Client
@@ -34,6 +36,7 @@ class Nodes(Protocol):
     controller: Controller
     fleet: Fleet
     workers: Workers
+    stages: Stages
     ledger: LedgerService
     plane: AsyncPlane
     units: dict[str, str]
@@ -71,6 +74,9 @@ class Recovery:
             address = nodes.units.pop(name)
             nodes.ledger.lose(address)
             nodes.spawn(self._storage(name, address), f"recover {name}")
+        elif role == "stage":
+            nodes.ledger.forsake(name)
+            nodes.spawn(self._stage(name), f"recover {name}")
         else:
             nodes.fail(error)
 
@@ -95,8 +101,16 @@ class Recovery:
             "unit_lost", lost, deadline=TELL_DEADLINE, awaiting="the trainer to give a storage unit up"
         )
         await nodes.workers.tell("unit_lost", lost, awaiting="to give a storage unit up")
-        joined = nodes.units[name] = await nodes.supervisor.restart(name)
-        await nodes.workers.tell("unit_joined", PeerCall(address=joined), awaiting="to use a storage unit")
+        await nodes.stages.tell("unit_lost", lost, awaiting="to give a storage unit up")
+        joined = PeerCall(address=await nodes.supervisor.restart(name))
+        nodes.units[name] = joined.address
+        await nodes.workers.tell("unit_joined", joined, awaiting="to use a storage unit")
+        await nodes.stages.tell("unit_joined", joined, awaiting="to use a storage unit")
+
+    async def _stage(self, name: str) -> None:
+        nodes = self._nodes
+        await nodes.stages.lost(name)
+        await nodes.stages.add(name, await nodes.supervisor.restart(name))
 
     async def _tell_that_nobody_serves(self, address: str) -> None:
         peer = PeerCall(address=address)

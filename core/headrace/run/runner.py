@@ -27,7 +27,7 @@ from headrace.run.journal import Journal
 from headrace.run.loop import TrainingLoop
 from headrace.run.measures import Measures
 from headrace.run.parts import Parts
-from headrace.run.plans import evaluation_plan, group_plan, held_out_tasks
+from headrace.run.plans import evaluation_plan, group_plan, held_out_tasks, stage_plan
 from headrace.run.tasks import require_same
 
 INTERRUPTED = 130
@@ -169,6 +169,7 @@ async def _train(run: _Run, cluster: Cluster, trains: Callable[[TrainingLoop], N
         fleet=cluster.fleet,
         trainer=cluster.trainer,
         workers=cluster.workers,
+        stages=cluster.stages,
         plane=cluster.plane,
         evaluator=Evaluator(
             evaluation_plan(job, held_out_tasks(job, cluster.environment)),
@@ -181,6 +182,7 @@ async def _train(run: _Run, cluster: Cluster, trains: Callable[[TrainingLoop], N
         journal=run.journal,
         directory=run.directory,
         plan=lambda phase: group_plan(job, phase, cluster.environment),
+        stage_plan=lambda began: stage_plan(job, began.phase, model_path=began.model_path),
         tasks=cluster.tasks,
     )
     loop = TrainingLoop(parts)

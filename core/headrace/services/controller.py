@@ -273,6 +273,10 @@ class Controller:
             self._board.done(item_key(group, evaluation=False))
         return outcome
 
+    def staged(self, stage: str, rows: Array, *, started: float, finished: float) -> None:
+        """A stage has added its columns to rows."""
+        self._emit("stage_finished", stage=stage, rows=rows.tolist(), started=started, finished=finished)
+
     # ------------------------------------------------------------ the pump
 
     def pump(self) -> None:
@@ -361,7 +365,7 @@ class Controller:
         item = self._board.done(item_key(entry.group, evaluation=False))
         if self._groups is None or item is None or not self._groups.flow.knows(entry.group):
             return
-        count = len(item.members)
+        count = sum(not self._groups.flow.ledger.is_written(member.trajectory) for member in item.members)
         self._count_failures(count, {entry.reason: count}, entry.detail)
         if (again := self._groups.again(item, entry.reason)) is not None:
             self._board.put(again)

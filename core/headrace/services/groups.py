@@ -36,6 +36,10 @@ class GroupPlan:
 
     partition: str
     """Of the data plane."""
+    columns: tuple[str, ...]
+    """What a row is stored with."""
+    by_row: bool
+    """Whether rows are stored one by one, as some stage can have them, or group by group."""
     rollout: bool
     max_new_tokens: int
     temperature: float
@@ -111,6 +115,8 @@ class Groups:
             version=ticket.version,
             split="train",
             partition=self.plan.partition,
+            columns=self.plan.columns,
+            by_row=self.plan.by_row,
             members=self._members(ticket, task),
             max_new_tokens=self.plan.max_new_tokens,
             temperature=self.plan.temperature,
@@ -183,16 +189,17 @@ class Groups:
         return self._attempts.failed(trajectory)
 
     def again(self, item: WorkItem, reason: str) -> WorkItem | None:
-        """The item to play a group anew, in the places its members still have; None when it is not wanted any more, or
-        was tried too often and is dropped: its task is then in quarantine."""
+        """The item to play anew what is not stored of a group, in the places its members still have; None when it is
+        not wanted any more, or was tried too often and is dropped: its task is then in quarantine."""
         if not self.flow.knows(item.group):
             return None
+        members = [member for member in item.members if not self.flow.ledger.is_written(member.trajectory)]
         # Every member's failure is counted, also when the first has had its last try.
-        if not all([self._try_again(member.trajectory, reason) for member in item.members]):
-            self._attempts.quarantine.update(member.task for member in item.members)
+        if not all([self._try_again(member.trajectory, reason) for member in members]):
+            self._attempts.quarantine.update(member.task for member in members)
             self.drop(item.group, reason)
             return None
-        return msgspec.structs.replace(item, members=[self._member_again(m, item.version) for m in item.members])
+        return msgspec.structs.replace(item, members=[self._member_again(m, item.version) for m in members])
 
     def _member_again(self, member: Member, version: int) -> Member:
         if not self.plan.rollout:

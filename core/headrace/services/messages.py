@@ -150,6 +150,8 @@ class PhaseSetup(Message, frozen=True):
     model_path: str
     total_steps: int
     temperature: float
+    stages: tuple[str, ...]
+    """Which of the stages that can have processes of their own the trainer does itself."""
     groups: int
     """Of a training batch."""
     streaming: bool
@@ -171,19 +173,17 @@ class TrainCall(Message, frozen=True):
 
 
 class TrainReply(Message, frozen=True):
-    """What a training batch did."""
+    """What a training batch did: how many optimiser steps it took, and skipped because loss or gradient was not finite;
+    ``dumped`` are the files that hold the rows of these."""
 
     applied: int
-    """Optimiser steps applied."""
     skipped: int
-    """Optimiser steps not applied because loss or gradient was not finite."""
     dumped: list[str]
-    """Files that hold their rows."""
     metrics: dict[str, Metric]
     tokens: int
     """Sampled tokens of the rows that were trained."""
     rewards: list[float]
-    """Of every row in the order asked for, as read from storage; NaN when it could not be scored."""
+    """Of every row in the order asked for, as read from storage; NaN when it was not scored."""
     started: float
     finished: float
 
@@ -270,6 +270,9 @@ class WorkItem(Message, frozen=True):
     greedy: bool = False
     partition: str = ""
     """Of the data plane, where the group's rows belong; held-out answers belong nowhere."""
+    columns: tuple[str, ...] = ()
+    """What is stored of each row; ``by_row``: when its answer is scored, rather than with its whole group."""
+    by_row: bool = False
 
     @property
     def key(self) -> ItemKey:

@@ -110,6 +110,10 @@ def service_class(role: str) -> type[NodeService]:
         from headrace.services.storage import StorageService
 
         return StorageService
+    if role == "stage":
+        from headrace.services.stage import StageService
+
+        return StageService
     raise ValueError(f"no service for role {role!r}")
 
 

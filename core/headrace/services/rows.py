@@ -5,7 +5,7 @@ Invariant: a row is kept by a unit only after the flow has counted it, and every
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,10 +14,12 @@ from headrace.contract import Array
 from headrace.contract.columns import REWARD, VERSION
 from headrace.dataplane import Note, Noted, PartitionLedger, PartitionSpec
 from headrace.errors import ContractError, HeadraceError
-from headrace.flow import Flow, Lease
+from headrace.flow import STORED, Flow, Lease
 from headrace.services.groups import StoredRows
 from headrace.services.messages import TrainCall
 
+STARTED, FINISHED = "started", "finished"
+"""Tags of what a stage puts: when it began and ended to work on a row, unix seconds."""
 _NONE = np.empty(0, dtype=np.int64)
 
 
@@ -26,6 +28,9 @@ class Desk(Protocol):
 
     def stored(self, rows: StoredRows) -> Array:
         """First columns of rows; int8 [n], 0 for those to keep."""
+
+    def staged(self, stage: str, rows: Array, *, started: float, finished: float) -> None:
+        """A stage has added its columns to rows. Unix seconds, of its clock."""
 
     def unit_lost(self, unit: int) -> None:
         """A storage unit is gone."""
@@ -47,6 +52,8 @@ class PhaseRows(PartitionLedger):
         super().__init__(spec, flow.ledger)
         self._flow = flow
         self._desk = desk
+        self._stages = {frozenset(columns): stage for stage, columns in spec.writes.items()}
+        self._first = tuple(column for column in spec.columns if not any(column in s for s in self._stages))
         self._returning: set[int] = set()
 
     def returning(self, rows: list[int]) -> None:
@@ -54,10 +61,16 @@ class PhaseRows(PartitionLedger):
         self._returning.update(rows)
 
     def whereabouts(self, rows: Array) -> dict[str, Any]:
-        """The ``partition`` and ``columns`` of rows that are stored, and ``units``: int16 [rows, columns], which unit
+        """The ``partition`` and ``columns`` of rows that are complete, and ``units``: int16 [rows, columns], which unit
         has each."""
         columns, units = tuple(self.spec.columns), self.ledger.units_of(rows)
         return {"partition": self.spec.name, "columns": columns, "units": units}
+
+    def for_checkpoint(self, rows: Array) -> dict[str, Any]:
+        """:meth:`whereabouts` of rows that are stored, with the columns that a checkpoint keeps: those that no stage
+        adds. What stages had added, their nodes add again."""
+        found, count = self.whereabouts(rows), len(self._first)
+        return {**found, "columns": self._first, "units": found["units"][:, :count]}
 
     def train_call(self, version: int, groups: Sequence[int], *, last: bool) -> TrainCall:
         """Where the trainer finds the rows of groups, which are the batch of ``version`` or the rest of it."""
@@ -81,10 +94,15 @@ class PhaseRows(PartitionLedger):
 
     def _note(self, note: Note, rows: Array, unit: int) -> Array:
         if note.tags is None:
-            return self._flow.added(rows, note.columns, nbytes=note.nbytes, unit=unit)
+            raise ContractError(
+                f"columns {', '.join(note.columns)} of partition {self.spec.name!r} came without their tags",
+                fix="have them put by a worker or by a stage of the run that the partition belongs to",
+            )
+        if (stage := self._stages.get(frozenset(note.columns))) is not None:
+            return self._staged(stage, note, note.tags, rows, unit)
         if self._returning.issuperset(rows.tolist()):
             self._returning.difference_update(rows.tolist())
-            self.ledger.place(rows, unit)
+            self.ledger.place(rows, note.columns, nbytes=note.nbytes, unit=unit)
             return np.zeros(len(rows), dtype=np.int8)
         return self._desk.stored(
             StoredRows(
@@ -97,6 +115,13 @@ class PhaseRows(PartitionLedger):
                 unit=unit,
             )
         )
+
+    def _staged(self, stage: str, note: Note, tags: Mapping[str, Array], rows: Array, unit: int) -> Array:
+        outcome = self._flow.added(rows, note.columns, nbytes=note.nbytes, unit=unit)
+        if (added := outcome == STORED).any():
+            started, finished = float(tags[STARTED].min()), float(tags[FINISHED].max())
+            self._desk.staged(stage, rows[added], started=started, finished=finished)
+        return outcome
 
     def expire(self, now: float) -> tuple[Lease, ...]:
         return self._flow.expire(now)

@@ -1,10 +1,11 @@
 """A phase in the trainer: an engine with the algorithm that feeds it, and batches that come whole or in parts.
 
-A batch in order: the algorithm's advantages and loss weights → proximal and reference log-probs where the loss reads
-them → mini-batches (one optimiser step each) of micro-batches (sums that are scaled once). A batch that comes whole is
-cut so that every mini-batch has an equal share of every group. One that streams has whole groups in each, in the order
-in which they came: a mini-batch is computed as its groups come, and its step taken with the last of them. Invariant:
-the numbers of a row do not depend on which rows it came with.
+A batch in order: the algorithm's advantages and loss weights, and reference log-probs where the loss reads them, unless
+these stages have processes of their own, whose columns are there by then → proximal log-probs → mini-batches (one
+optimiser step each) of micro-batches (sums that are scaled once). A batch that comes whole is cut so that every
+mini-batch has an equal share of every group. One that streams has whole groups in each, in the order in which they
+came: a mini-batch is computed as its groups come, and its step taken with the last of them. Invariant: the numbers
+of a row do not depend on which rows it came with.
 """
 
 from __future__ import annotations
@@ -39,15 +40,17 @@ from headrace.contract.columns import (
     REFERENCE_LOGPROBS,
     REWARD,
     TOKENS,
+    TRAINED,
     VERSION,
 )
 from headrace.flow.batching import micro_batches, mini_batches
+from headrace.flow.stages import ADVANTAGE, REFERENCE
 from headrace.services.dumps import dump
 from headrace.services.messages import PhaseSetup, Probe, TrainReply
+from headrace.services.prepared import prepared
 
-REFERENCE = "reference"
 PROXIMAL = "proximal"
-"""Names of weight snapshots."""
+"""Name of a snapshot of weights, as ``REFERENCE`` is."""
 
 
 @dataclass(slots=True)
@@ -88,7 +91,7 @@ class TrainingPhase:
         self._open: _Open | None = None
 
     def freeze_reference(self) -> None:
-        if self._needs.reference_logprobs:
+        if REFERENCE in self.setup.stages:
             assert isinstance(self.engine, Snapshots)
             self.engine.snapshot(REFERENCE)
 
@@ -132,12 +135,15 @@ class TrainingPhase:
         known = self._trained
         known.rows += batch.rows.tolist()
         known.rewards += batch.dense(REWARD).tolist()
-        prepared = self._algorithm.prepare(batch)
-        trained = np.asarray(prepared.trained, dtype=bool)
-        known.metrics += [prepared.metrics, _staleness_metrics(known.version - batch.dense(VERSION))]
+        if ADVANTAGE in self.setup.stages:
+            columns, metrics = prepared(self._algorithm, batch)
+            batch = batch.with_columns(columns)
+            known.metrics.append(metrics)
+        trained = batch.dense(TRAINED)
+        known.metrics.append(_staleness_metrics(known.version - batch.dense(VERSION)))
         used = zip(batch.ragged(LOSS_MASK), trained, strict=True)
         known.tokens += sum(int(mask.sum()) for mask, counts in used if counts)
-        return self._with_policy_logprobs(batch.with_columns(prepared.columns), trained), trained
+        return self._with_policy_logprobs(batch, trained), trained
 
     def _with_policy_logprobs(self, batch: Batch, trained: np.ndarray) -> Batch:
         """Proximal and reference log-probs, from before the batch's first step. Rows that are not trained get
@@ -145,7 +151,7 @@ class TrainingPhase:
         wanted = []
         if self._needs.proximal_logprobs:
             wanted.append((PROXIMAL_LOGPROBS, PROXIMAL if self._takes_steps_between else "current"))
-        if self._needs.reference_logprobs:
+        if REFERENCE in self.setup.stages:
             wanted.append((REFERENCE_LOGPROBS, REFERENCE))
         for column, weights in wanted:
             tokens = batch.ragged(TOKENS)

@@ -11,7 +11,7 @@ import asyncio
 import functools
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -64,6 +64,9 @@ from headrace.wire import rpc
 
 WORK_POLL_SECONDS = 30.0
 """The controller answers "nothing yet" after this long, so that a lost answer costs no more."""
+
+Then = Callable[[Member, Task, Episode], Awaitable[None]]
+"""What is done with an episode as soon as it is played."""
 
 
 @dataclass(slots=True)
@@ -184,8 +187,11 @@ class WorkerService(NodeService):
             return
         try:
             tasks = self._tasks_of(item)
-            episodes = await self._episodes(item, tasks)
-            await self._store(item, episodes, await self._scores(tasks, episodes))
+            if item.by_row:
+                await self._row_by_row(item, tasks)
+            else:
+                episodes = await self._episodes(item, tasks)
+                await self._store(item, item.members, episodes, await self._scores(tasks, episodes))
         except Exception as raised:  # a worker supervises plugins: what one raises fails its group, with traceback
             error = _first(raised)
             self._entries.put_nowait(
@@ -229,12 +235,34 @@ class WorkerService(NodeService):
         made = {index: self._environment.task(index, split=item.split) for index in {m.task for m in item.members}}
         return [made[m.task] for m in item.members]
 
-    async def _episodes(self, item: WorkItem, tasks: Sequence[Task]) -> list[Episode]:
+    async def _row_by_row(self, item: WorkItem, tasks: Sequence[Task]) -> None:
+        """Each row is stored when its answer is scored. When one fails, what is being stored of others still is: they
+        will not be played again."""
+        puts: list[asyncio.Task[None]] = []
+
+        async def finish(member: Member, task: Task, episode: Episode) -> None:
+            scored = await self._scores([task], [episode])
+            puts.append(put := asyncio.create_task(self._store(item, [member], [episode], scored)))
+            await asyncio.shield(put)
+
+        try:
+            await self._episodes(item, tasks, then=finish)
+        finally:
+            await asyncio.gather(*puts, return_exceptions=True)
+
+    async def _episodes(self, item: WorkItem, tasks: Sequence[Task], *, then: Then | None = None) -> list[Episode]:
         sessions = [self._session(item, member) for member in item.members]
+
+        async def play(member: Member, task: Task, session: Session) -> Episode:
+            episode = await self._episode(item, member, task, session)
+            if then is not None:
+                await then(member, task, episode)
+            return episode
+
         try:
             async with asyncio.TaskGroup() as group:
                 running = [
-                    group.create_task(self._episode(item, member, task, session))
+                    group.create_task(play(member, task, session))
                     for member, task, session in zip(item.members, tasks, sessions, strict=True)
                 ]
         except BaseException:  # cancelled too: whoever was to be decoded with these must not wait; raised again
@@ -270,12 +298,15 @@ class WorkerService(NodeService):
     def _report_unscored(self, failure: ScoringFailure) -> None:
         self._entries.put_nowait(Scored(trajectories=1, unscored={failure.reason: 1}, detail=failure.detail))
 
-    async def _store(self, item: WorkItem, episodes: Sequence[Episode], scored: _Scores) -> None:
+    async def _store(
+        self, item: WorkItem, members: Sequence[Member], episodes: Sequence[Episode], scored: _Scores
+    ) -> None:
         versions = [min((s.version for s in e.spans), default=item.version) for e in episodes]
         await self._entries.join()
-        rows = _rows(item, episodes, scored.scores, versions)
+        rows = _rows(item, members, episodes, scored.scores, versions)
         tags = {VERSION: rows.dense(VERSION), REWARD: rows.dense(REWARD)}
-        await self._plane.put(item.partition, rows.columns, rows=rows.rows, tags=tags)
+        stored = {name: rows.columns[name] for name in item.columns}
+        await self._plane.put(item.partition, stored, rows=rows.rows, tags=tags)
 
     # ------------------------------------------------------------ evaluation
 
@@ -336,7 +367,13 @@ def _finished(item: WorkItem, member: Member, episode: Episode, started: float) 
     )
 
 
-def _rows(item: WorkItem, episodes: Sequence[Episode], scores: Sequence[Score], versions: Sequence[int]) -> Batch:
+def _rows(
+    item: WorkItem,
+    members: Sequence[Member],
+    episodes: Sequence[Episode],
+    scores: Sequence[Score],
+    versions: Sequence[int],
+) -> Batch:
     columns: dict[str, Column] = {
         TOKENS: Ragged.from_arrays([e.tokens for e in episodes], dtype=np.int32),
         LOSS_MASK: Ragged.from_arrays([e.loss_mask for e in episodes], dtype=bool),
@@ -346,4 +383,4 @@ def _rows(item: WorkItem, episodes: Sequence[Episode], scores: Sequence[Score], 
         VERSION: np.array(versions, dtype=np.int64),
         TRUNCATED: np.array([e.finish_reason == "length" for e in episodes], dtype=bool),
     }
-    return Batch(rows=np.array([m.trajectory for m in item.members], dtype=np.int64), columns=columns)
+    return Batch(rows=np.array([m.trajectory for m in members], dtype=np.int64), columns=columns)

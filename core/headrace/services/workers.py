@@ -32,14 +32,18 @@ class Workers:
         if (client := self._clients.pop(name, None)) is not None:
             await client.close()
 
-    async def tell(self, method: str, message: Message, *, awaiting: str) -> None:
+    async def tell(
+        self, method: str, message: Message | None, *, awaiting: str, deadline: float = TELL_DEADLINE
+    ) -> None:
         """Have every worker do something; returns when all that are left have."""
         told = list(self._clients.items())  # one may be lost before its turn comes
-        await asyncio.gather(*(self._tell(name, client, method, message, awaiting) for name, client in told))
+        await asyncio.gather(*(self._tell(name, client, method, message, awaiting, deadline) for name, client in told))
 
-    async def _tell(self, name: str, client: Client, method: str, message: Message, awaiting: str) -> None:
+    async def _tell(
+        self, name: str, client: Client, method: str, message: Message | None, awaiting: str, deadline: float
+    ) -> None:
         try:
-            await client.call(method, message, deadline=TELL_DEADLINE, awaiting=f"{name} {awaiting}")
+            await client.call(method, message, deadline=deadline, awaiting=f"{name} {awaiting}")
         except WireError:
             if self._clients.get(name) is client:
                 raise

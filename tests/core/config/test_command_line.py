@@ -80,7 +80,7 @@ def test_graph_shows_processes_edges_columns_and_phases(
     text = capsys.readouterr().out
     assert "small: 7 processes" in text
     assert "  2 x rollout" in text
-    assert "tokens, loss_mask, behaviour_logprobs, reward, group, version, truncated" in text
+    assert "tokens, loss_mask, behaviour_logprobs, group, version, truncated, reward" in text
     assert "main: 10 batches\n" in text
     assert "8 groups x 4 trajectories, 2 mini-batches, 8192 tokens per micro-batch" in text
     assert "at most 1 versions old" in text

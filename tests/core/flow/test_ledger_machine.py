@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from hypothesis import HealthCheck, settings
@@ -19,7 +19,10 @@ READS = {
     "reference": ("answer",),
     "train": ("answer", "reward", "reference"),
 }
+WRITES = {"score": ("reward",), "reference": ("reference",)}
 UNITS = 3
+ALL = -1
+"""In place of a member, for a consumer that is given whole groups."""
 
 
 @dataclass
@@ -31,10 +34,10 @@ class Group:
     tokens: list[int]
     nbytes: int = 0
     left: bool = False
-    held: dict[str, int] = field(default_factory=dict)
-    """Consumer → lease."""
-    done: set[str] = field(default_factory=set)
-    attempts: dict[str, int] = field(default_factory=dict)
+    held: dict[tuple[str, int], int] = field(default_factory=dict)
+    """(consumer, member, or ``ALL``) → lease."""
+    done: set[tuple[str, int]] = field(default_factory=set)
+    attempts: dict[tuple[str, int], int] = field(default_factory=dict)
 
     @property
     def oldest(self) -> int:
@@ -42,12 +45,25 @@ class Group:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    @initialize(group_size=st.integers(1, 3), first=st.integers(0, 5))
-    def begin(self, group_size: int, first: int) -> None:
+    @initialize(
+        group_size=st.integers(1, 3),
+        first=st.integers(0, 5),
+        by_row=st.sets(st.sampled_from(["score", "reference"])),
+        writers=st.sets(st.sampled_from(["score", "reference"])),
+    )
+    def begin(self, group_size: int, first: int, by_row: set[str], writers: set[str]) -> None:
+        self.by_row, self.writes = by_row, {name: WRITES[name] for name in writers}
         self.size, self.first, self.now = group_size, first, 0.0
         self.groups: dict[int, Group] = {}
         self.leases: dict[int, Lease] = {}
-        self.ledger = Ledger(group_size=group_size, columns=COLUMNS, consumers=READS, first_group=first)
+        self.ledger = Ledger(
+            group_size=group_size,
+            columns=COLUMNS,
+            consumers=READS,
+            writes=self.writes,
+            by_row=by_row,
+            first_group=first,
+        )
 
     # ------------------------------------------------------------ producers
 
@@ -119,18 +135,40 @@ class LedgerMachine(RuleBasedStateMachine):
         group.columns[member] |= dict.fromkeys(columns, unit)
         group.tokens[member] += size
         group.nbytes += size
+        for consumer, added in self.writes.items():
+            for key in self.keys(consumer):
+                if all(set(added) <= columns.keys() for columns in self.members(group, key[1])):
+                    group.done.add(key)
         return "stored"
+
+    def keys(self, consumer: str) -> list[tuple[str, int]]:
+        """What of a group the consumer is given at a time."""
+        return [(consumer, member) for member in (range(self.size) if consumer in self.by_row else [ALL])]
+
+    @staticmethod
+    def members(group: Group, member: int) -> list[dict[str, int]]:
+        return group.columns if member == ALL else [group.columns[member]]
 
     # ------------------------------------------------------------ consumers
 
     def ready(self, consumer: str, min_version: int = -1) -> dict[int, list[int]]:
+        """Groups, or rows, by version."""
         found: dict[int, list[int]] = {}
         for number, group in self.groups.items():
-            whole = all(set(READS[consumer]) <= columns.keys() for columns in group.columns)
-            free = not group.left and consumer not in group.held and consumer not in group.done
-            if whole and free and group.oldest >= min_version:
-                found.setdefault(group.oldest, []).append(number)
+            for key in self.keys(consumer):
+                whole = all(set(READS[consumer]) <= columns.keys() for columns in self.members(group, key[1]))
+                if whole and not group.left and key not in group.held and key not in group.done:
+                    version = group.oldest if key[1] == ALL else group.version
+                    if version >= min_version:
+                        found.setdefault(version, []).append(self.id(number, key[1]))
         return found
+
+    def id(self, number: int, member: int) -> int:
+        return number if member == ALL else number * self.size + member
+
+    def place(self, consumer: str, id: int) -> tuple[int, int]:
+        """Group and member."""
+        return divmod(id, self.size) if consumer in self.by_row else (id, ALL)
 
     @rule(
         consumer=st.sampled_from(sorted(READS)),
@@ -156,25 +194,30 @@ class LedgerMachine(RuleBasedStateMachine):
         if lease is None:
             assert len(versions) < (count if at_least is None else at_least) or not versions
             return
-        given = lease.groups.tolist()
+        given = (lease.groups if lease.rows is None else lease.rows).tolist()
+        assert set(lease.groups.tolist()) == {self.place(consumer, number)[0] for number in given}
         assert len(versions) >= (count if at_least is None else at_least)
         assert len(set(given)) == len(given) <= count
         assert set(given) <= versions.keys(), "complete, not held, not acknowledged, not too old"
         left = [version for number, version in versions.items() if number not in given]
         assert not left or max(versions[number] for number in given) <= min(left), "oldest version first"
-        tokens = sum(sum(self.groups[number].tokens) for number in given)
+        rows = self.ledger.contents(lease)[0][0].tolist()
+        tokens = sum(self.groups[row // self.size].tokens[row % self.size] for row in rows)
         if budget is None:
             assert len(given) == min(count, len(versions))
         else:
             assert tokens <= budget or len(given) == 1
         self.leases[lease.lease] = lease
-        rows, _ = self.ledger.contents(lease)
-        assert rows[0].tolist() == [row for number in given for row in self.ledger.rows(number)]
-        for number, attempts in zip(given, rows[2, :: self.ledger.group_size].tolist(), strict=True):
-            group = self.groups[number]
-            group.held[consumer] = lease.lease
-            group.attempts[consumer] = group.attempts.get(consumer, 0) + 1
-            assert attempts == group.attempts[consumer]
+        table, _ = self.ledger.contents(lease)
+        assert table[0].tolist() == rows
+        for id in given:
+            number, member = self.place(consumer, id)
+            group, key = self.groups[number], (consumer, member)
+            group.held[key] = lease.lease
+            group.attempts[key] = group.attempts.get(key, 0) + 1
+        for row, attempts in zip(rows, table[2].tolist(), strict=True):
+            member = row % self.size if consumer in self.by_row else ALL
+            assert attempts == self.groups[row // self.size].attempts[consumer, member]
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
@@ -198,7 +241,7 @@ class LedgerMachine(RuleBasedStateMachine):
         lease = data.draw(st.sampled_from(sorted(self.leases)))
         self.ledger.extend(lease, deadline=self.now + ttl)
         old = self.leases[lease]
-        self.leases[lease] = Lease(lease=lease, consumer=old.consumer, groups=old.groups, deadline=self.now + ttl)
+        self.leases[lease] = replace(old, deadline=self.now + ttl)
 
     @rule(seconds=st.integers(1, 4))
     def time_passes(self, seconds: int) -> None:
@@ -211,14 +254,18 @@ class LedgerMachine(RuleBasedStateMachine):
     def end(self, lease: int, *, done: bool) -> list[int]:
         held = self.leases.pop(lease)
         gone = []
-        for number in held.groups.tolist():
-            group = self.groups[number]
-            del group.held[held.consumer]
+        for id in (held.groups if held.rows is None else held.rows).tolist():
+            number, member = self.place(held.consumer, id)
+            group, key = self.groups[number], (held.consumer, member)
+            del group.held[key]
             if done and not group.left:
-                group.done.add(held.consumer)
-                if group.done == READS.keys():
-                    group.left = True
-                    gone.append(number)
+                group.done.add(key)
+        everybody = {key for consumer in READS for key in self.keys(consumer)}
+        for number in held.groups.tolist() if done else ():
+            group = self.groups[number]
+            if not group.left and group.done == everybody:
+                group.left = True
+                gone.append(number)
         return gone
 
     @rule(data=st.data())

@@ -24,6 +24,7 @@ from headrace.run.checkpoint import Checkpoint
 from headrace.run.directory import RunDirectory
 from headrace.run.keeper import Keeper
 from headrace.run.parts import PhaseRun
+from support.desk import COLUMNS
 
 
 class State(msgspec.Struct):
@@ -84,6 +85,7 @@ class Run:
             journal=SimpleNamespace(emit=self.emit),
             measures=SimpleNamespace(restore=lambda **counted: self.measured.update(counted)),
             evaluator=self.evaluator,
+            stage_plan=lambda began: SimpleNamespace(columns=COLUMNS),
             controller=SimpleNamespace(attempts=self.attempts, rows=self, open_rows=lambda flow, spec: self),
         )
         self.parts = parts
@@ -108,7 +110,7 @@ class Run:
         self.keeper = Keeper(self.parts)
         await self.keeper.restore(Checkpoint(self.directory.checkpoints / name, RESTORED))
 
-    def whereabouts(self, rows: np.ndarray) -> dict[str, Any]:
+    def for_checkpoint(self, rows: np.ndarray) -> dict[str, Any]:
         return {"partition": "rl", "columns": ("reward",), "units": rows[:, None]}
 
     async def get(self, partition: str, rows: np.ndarray, units: np.ndarray, columns: tuple[str, ...]) -> Batch:

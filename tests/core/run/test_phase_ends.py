@@ -10,7 +10,7 @@ import pytest
 
 from headrace.run.loop import TrainingLoop
 from headrace.run.parts import PhaseRun
-from support.desk import turns
+from support.desk import COLUMNS, turns
 
 
 async def nothing(*_: Any, **__: Any) -> Any:
@@ -34,6 +34,8 @@ async def test_a_phase_ends_when_its_evaluations_have_ended(monkeypatch: pytest.
         measures=ignored,
         fleet=ignored,
         workers=ignored,
+        stages=SimpleNamespace(begin=nothing, end=nothing),
+        stage_plan=lambda began: SimpleNamespace(columns=COLUMNS, apart={}),
         plan=lambda phase: SimpleNamespace(rollout=True),
     )
     loop = TrainingLoop(parts)

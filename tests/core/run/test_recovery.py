@@ -8,23 +8,27 @@ from typing import Any
 
 from headrace.dataplane.messages import Join
 from headrace.errors import RunError
+from headrace.registry import PluginSpec
 from headrace.run.recovery import Recovery
 from headrace.services.messages import node_id
+from headrace.services.stage_messages import StagePhase
+from headrace.services.stages import Stages
 from headrace.services.workers import Workers
 from support.desk import Desk, Peer, turns
 
-TOLD = frozenset({"instance_lost", "unit_lost", "unit_joined"})
+TOLD = frozenset({"instance_lost", "unit_lost", "unit_joined", "begin_phase"})
 
 
 class Nodes:
-    """Two instances, two workers, a storage unit and a trainer that hear at once what they are told; a lost node comes
-    back when the test says so."""
+    """Two instances, two workers, a stage, storage units and a trainer that hear at once what they are told; a lost
+    node comes back when the test says so."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
         self.controller, self.fleet = desk.controller, desk.fleet
         self.peers: dict[str, Peer] = {}
         self.workers = Workers(self._peer)  # type: ignore[arg-type]  # calls only
+        self.stages = Stages(self._peer)  # type: ignore[arg-type]  # calls only
         self.ledger = desk.ledger
         self.units = {"storage-0": "storage-0.0", "storage-1": "storage-1.0"}
         self.plane: Any = self
@@ -57,7 +61,7 @@ class Nodes:
         return await self._starting[name]
 
     def lose(self, name: str, start: int = 0) -> None:
-        role = name.rpartition("-")[0]
+        role = name.rpartition("-")[0] or "stage"
         self.recovery.lost(name, role, node_id(name, start), RunError(f"node {name} is gone"))
 
     async def serves(self, name: str, start: int = 1) -> None:
@@ -72,7 +76,9 @@ class Nodes:
 
 
 async def nodes() -> Nodes:
-    return Nodes(await Desk().begin())
+    around = Nodes(await Desk().begin())
+    await around.stages.add("reference", "reference.0")
+    return around
 
 
 async def test_every_worker_hears_that_nobody_serves_where_a_lost_instance_was() -> None:
@@ -97,7 +103,7 @@ async def test_a_lost_storage_unit_is_given_up_by_all_who_use_it_before_another_
     around = await nodes()
     around.lose("storage-0")
     await turns()
-    for user in ("trainer", "environment-0.0", "environment-1.0"):
+    for user in ("trainer", "environment-0.0", "environment-1.0", "reference.0"):
         assert around.told(user) == [("unit_lost", "storage-0.0")]
     assert around.given_up == ["storage-0.0"]
     assert around.ledger.units(None) == ["", "storage-1.0"]
@@ -129,6 +135,26 @@ async def test_a_node_that_is_lost_again_while_others_are_told_of_it_keeps_nobod
     await around.serves("environment-0", 2)
     await around.serves("environment-1")
     assert around.desk.failures == []
+
+
+async def test_the_successor_of_a_lost_stage_begins_the_phase_that_runs() -> None:
+    around = await nodes()
+    plugin = PluginSpec(role="algorithm", use="grpo")
+    phase = StagePhase(
+        partition="rl",
+        reads=("tokens",),
+        writes=("reference_logprobs",),
+        engine=plugin,
+        algorithm=plugin,
+        model_path="",
+        temperature=1.0,
+        tokens=8,
+    )
+    await around.stages.begin({"reference": phase})
+    around.lose("reference")
+    await around.serves("reference")
+    for process in ("reference.0", "reference.1"):
+        assert around.peers[process].asked == [("begin_phase", phase)]
 
 
 async def test_a_lost_trainer_ends_the_run() -> None:

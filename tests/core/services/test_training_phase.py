@@ -31,6 +31,7 @@ def phase(folder: Path, *, streaming: bool, mini_batches: int) -> TrainingPhase:
         model_path=str(model),
         total_steps=10,
         temperature=1.0,
+        stages=("advantage",),
         groups=GROUPS,
         streaming=streaming,
         mini_batches=mini_batches,

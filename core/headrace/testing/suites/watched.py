@@ -21,6 +21,7 @@ _PHASE = {
     "rollout": True,
     "version": 0,
     "steps": 1,
+    "stages": ["advantage"],
 }
 
 
@@ -50,6 +51,7 @@ _HAPPENED: list[tuple[str, dict[str, Any]]] = [
     ("evaluation_started", {"version": 0}),
     ("group_dispatched", {"group": 0, "task": 0, "version": 0, "trajectories": [0, 1]}),
     *_generated(0),
+    ("stage_finished", {"stage": "advantage", "rows": [0, 1], **_DONE}),
     ("batch_taken", {"version": 0, "groups": [0], "rows": [0, 1]}),
     ("batch_released", {"version": 0, "groups": [0], "rows": [0, 1], "reason": "storage lost its rows"}),
     ("group_dropped", {"group": 0, "trajectories": [0, 1], "reason": "storage lost its rows"}),

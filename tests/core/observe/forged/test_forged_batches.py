@@ -193,6 +193,10 @@ def an_evaluation_started_twice(log: Any) -> None:
     log.insert(event, event)
 
 
+def a_stage_that_was_left_out(log: Any) -> None:
+    log.one("phase_started")["stages"] = ["reference"]
+
+
 def an_evaluation_that_never_ended(log: Any) -> None:
     log.remove(log.one("evaluation_finished"))
 
@@ -234,6 +238,7 @@ LIES: tuple[tuple[str, Callable[[Any], None], str], ...] = (
     ("whole_groups", a_row_trained_that_was_never_stored, "taken without its trajectory"),
     ("whole_groups", a_group_dropped_without_one_member, "dropped with 3 of its 4 trajectories"),
     ("whole_groups", a_group_of_the_wrong_size, "has 4 trajectories, group_size is 5"),
+    ("stages", a_stage_that_was_left_out, r"taken before it went through the stages \['reference'\]"),
     ("batch", a_batch_without_one_group, "a batch of 3 groups"),
     ("batch", a_batch_other_than_the_one_taken, "is not the one taken at version"),
     ("batch", a_batch_never_taken, "is not the one taken, none was"),

@@ -1,0 +1,130 @@
+"""What each consumer may have of groups, has on lease, or is done with.
+
+A consumer is given whole groups, or, working *by row*, rows as they become ready. Every operation is O(its own rows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from headrace.contract import Array
+from headrace.flow.group_table import GroupTable
+from headrace.flow.ready import ReadyGroups
+
+_PENDING, READY, LEASED, DONE = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """Who is given groups, or rows."""
+
+    index: int
+    """Among those that are given groups, or among those that are given rows."""
+    reads: int
+    writes: int
+    """Bit masks of columns."""
+    by_row: bool
+    ready: ReadyGroups
+
+
+class ConsumerTable(GroupTable):
+    """``consumers``: name → the columns it reads; ``writes``: name → those it adds; ``by_row``: consumers that are
+    given rows. Below, *ids* are of groups, or of rows, as the consumer is given them."""
+
+    def __init__(
+        self,
+        *,
+        group_size: int,
+        columns: Sequence[str],
+        consumers: Mapping[str, Collection[str]],
+        writes: Mapping[str, Collection[str]],
+        by_row: Collection[str],
+        first_group: int,
+    ) -> None:
+        super().__init__(
+            group_size=group_size,
+            columns=columns,
+            consumers=len(consumers) - len(by_row),
+            by_row=len(by_row),
+            first_group=first_group,
+        )
+        self._consumers: dict[str, Consumer] = {}
+        for rows in (False, True):
+            for index, name in enumerate(name for name in consumers if (name in by_row) == rows):
+                reads, adds = self._mask(consumers[name]), self._mask(writes.get(name, ()))
+                ready = ReadyGroups(partial(self._are_ready, name))
+                self._consumers[name] = Consumer(index, reads, adds, rows, ready)
+
+    def _complete_rows(self, consumer: Consumer, rows: Array) -> None:
+        """They have all that the consumer reads now."""
+        ids = rows if consumer.by_row else self._complete_groups(consumer, rows // self.group_size)
+        if consumer.writes:  # which may be there already
+            ids = ids[self._states(consumer)[self._slots(consumer, ids)] != DONE]
+        self._make_ready(consumer, ids)
+
+    def _complete_groups(self, consumer: Consumer, groups: Array) -> Array:
+        """``groups``: of rows that are complete now. Returns those that are now complete themselves."""
+        if self.group_size == 1:
+            return groups
+        complete = self._groups.columns["complete"][:, consumer.index]
+        np.add.at(complete, self._groups.slots(groups), 1)
+        groups = np.unique(groups)
+        whole: Array = groups[complete[self._groups.slots(groups)] == self.group_size]
+        return whole
+
+    def _finished(self, rows: Array, old: Array, new: Array) -> None:
+        """``old``, ``new``: masks of the columns that rows had, and have now."""
+        for consumer in self._consumers.values():
+            if writes := consumer.writes:
+                finished = rows[(old & writes != writes) & (new & writes == writes)]
+                if len(finished):
+                    self._finish_rows(consumer, finished)
+
+    def _finish_rows(self, consumer: Consumer, rows: Array) -> None:
+        """They have all that the consumer writes now."""
+        if consumer.by_row:
+            self._finish(consumer, rows)
+            return
+        groups = np.unique(rows // self.group_size)
+        written = self._column_of("written", groups) & consumer.writes
+        self._finish(consumer, groups[(written == consumer.writes).all(axis=1)])
+
+    def _finish(self, consumer: Consumer, ids: Array) -> None:
+        """The consumer is done with groups, or rows, wherever they are."""
+        states, slots = self._states(consumer), self._slots(consumer, ids)
+        for version in self._versions_of(consumer, ids[states[slots] == READY]).tolist():
+            consumer.ready.discard(version)
+        states[slots] = DONE
+
+    def _states(self, who: Consumer) -> Array:
+        """Of groups, or of rows, by slot; a view."""
+        states: Array = self._row_column("row_state") if who.by_row else self._groups.columns["state"]
+        return states[:, who.index]
+
+    def _attempts(self, who: Consumer) -> Array:
+        attempts: Array = self._row_column("row_attempts") if who.by_row else self._groups.columns["attempts"]
+        return attempts[:, who.index]
+
+    def _slots(self, who: Consumer, ids: Array) -> Array:
+        return self._row_slots(ids) if who.by_row else self._groups.slots(ids)
+
+    def _versions_of(self, who: Consumer, ids: Array) -> Array:
+        """What they are ordered by. A row's place must not depend on members that come later."""
+        return self._column_of("opened", ids // self.group_size) if who.by_row else self._column_of("oldest", ids)
+
+    def _are_ready(self, consumer: str, ids: Array) -> Array:
+        # A group that left may be forgotten by now, and its slot be another's.
+        who = self._consumers[consumer]
+        scale = self.group_size if who.by_row else 1
+        known = ids >= self._groups.low * scale
+        state = self._states(who)[self._slots(who, np.where(known, ids, self._groups.base * scale))]
+        ready: Array = known & (state == READY)
+        return ready
+
+    def _make_ready(self, who: Consumer, ids: Array, *, again: bool = False) -> None:
+        self._states(who)[self._slots(who, ids)] = READY
+        who.ready.add(ids, self._versions_of(who, ids), again=again)

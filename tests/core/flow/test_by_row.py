@@ -1,0 +1,90 @@
+"""Consumers that are given rows ahead of their groups, and stages that are done when their columns are there."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headrace.flow import Flow, FlowColumns
+from headrace.flow.ledger import Ledger
+from headrace_staleness.multi_version import MultiVersion
+
+COLUMNS = ("tokens", "reference", "weights")
+READS = {"reference": ("tokens",), "advantage": ("tokens",), "train": COLUMNS}
+WRITES = {"reference": ("reference",), "advantage": ("weights",)}
+
+
+def ledger(groups: int = 2) -> Ledger:
+    book = Ledger(group_size=2, columns=COLUMNS, consumers=READS, writes=WRITES, by_row=("reference",))
+    book.open_many(groups, 0)
+    return book
+
+
+def write(book: Ledger, rows: list[int], column: str, *, tokens: int = 5) -> None:
+    assert not book.write(np.array(rows), (column,), nbytes=4, tokens=tokens, unit=1).any()
+
+
+def test_a_row_is_given_before_others_of_its_group_are_there_and_up_to_a_budget_of_tokens() -> None:
+    book = ledger()
+    write(book, [0, 3, 2], "tokens")
+    assert book.lease("advantage", 9, at_least=1, deadline=1.0).groups.tolist() == [1]  # type: ignore[union-attr]
+    lease = book.lease("reference", 9, at_least=1, deadline=1.0, token_budget=10)
+    assert lease is not None
+    assert book.contents(lease)[0][0].tolist() == [0, 3]
+    assert lease.groups.tolist() == [0, 1]
+    rest = book.lease("reference", 9, at_least=1, deadline=1.0)
+    assert rest is not None
+    assert book.contents(rest)[0][0].tolist() == [2]
+
+
+def test_what_a_lost_stage_had_written_is_not_given_out_again() -> None:
+    book = ledger()
+    write(book, [0, 1, 2, 3], "tokens")
+    lease = book.lease("reference", 9, at_least=1, deadline=1.0)
+    assert lease is not None
+    write(book, [1, 2], "reference", tokens=0)
+    book.expire(2.0)
+    again = book.lease("reference", 9, at_least=1, deadline=9.0)
+    assert again is not None
+    assert book.contents(again)[0][0].tolist() == [0, 3]
+
+
+def test_a_group_leaves_when_it_is_trained_though_a_stage_still_holds_its_lease() -> None:
+    book = ledger(1)
+    write(book, [0, 1], "tokens")
+    held = [book.lease(consumer, 9, at_least=1, deadline=1.0) for consumer in ("reference", "advantage")]
+    write(book, [0, 1], "reference", tokens=0)
+    write(book, [0, 1], "weights", tokens=0)
+    trained = book.lease("train", 1, deadline=1.0)
+    assert trained is not None
+    assert book.acknowledge(trained.lease)[1].tolist() == [0]
+    for lease in held:
+        assert lease is not None
+        assert book.acknowledge(lease.lease)[1].tolist() == []
+    assert (book.buffered, book.nbytes) == (0, 0)
+
+
+def test_a_flow_goes_on_with_groups_that_still_lack_columns_and_counts_them_in_flight() -> None:
+    """Their version must not be passed over: they would be too old when they are complete."""
+    columns = FlowColumns(all=COLUMNS, first=("tokens",), consumers=READS, writes=WRITES, by_row=("reference",))
+    policy = MultiVersion(MultiVersion.Settings(max_staleness=1))
+    flow = Flow(policy=policy, batch_groups=1, group_size=2, columns=columns)
+    flow.join("a", slots=100, live_versions=2, versions=(0,))
+    ticket = flow.next_ticket()
+    assert ticket is not None
+    for row in ticket.trajectories:
+        assert flow.stored(row, version=0, tokens=5, nbytes=4)
+    rows, nbytes = np.array([0, 1]), np.array([4, 4])
+    flow.added(rows[:1], ("reference",), nbytes=nbytes[:1], unit=1)
+    state = flow.state()
+    assert [kept.group for kept in state.stored] == [0]
+    again = Flow(policy=policy, batch_groups=1, group_size=2, columns=columns, state=state)
+    assert again.view().in_flight == {0: 1}
+    assert again.take_batch(now=0.0, ttl=1.0) is None
+    again.ledger.place(rows, ("tokens",), nbytes=nbytes, unit=1)
+    assert again.nbytes == 8, "of what comes back; what a stage had added it adds again"
+    again.added(rows, ("reference",), nbytes=nbytes, unit=1)
+    again.added(rows, ("weights",), nbytes=nbytes, unit=1)
+    assert again.view().in_flight == {}
+    batch = again.take_batch(now=0.0, ttl=1.0)
+    assert batch is not None
+    assert batch.groups == (0,)
