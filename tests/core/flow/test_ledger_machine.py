@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.flow.group_table import WRITTEN
 from headrace.flow.leases import Lease
 from headrace.flow.ledger import Ledger
+from support.profiles import machine
 
 COLUMNS = ("prompt", "answer", "reward", "reference")
 READS = {
@@ -311,7 +312,5 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert units.tolist() == expected
 
 
-LedgerMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
+LedgerMachine.TestCase.settings = machine(examples=150, steps=50, suppress_health_check=list(HealthCheck))
 TestLedgerAgreesWithAPlainModel = LedgerMachine.TestCase
