@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape
 
 from headrace.config import Job, Phase
 from headrace.flow.stages import Flowing, Stage, flowing
-from headrace.graph.phases import phase_stages
+from headrace.graph.declared import phase_stages
 
 MARGIN, BOX_WIDTH, BOX_HEIGHT, STEP = 24, 110, 30, 190
 """Pixels, as everything below; a stage stands a ``STEP`` to the right of the one before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.config import Job
 from headrace.contract import AlgorithmNeeds
 from headrace.flow.stages import Stage, flowing, separable, stages_of, stored_first
-from headrace.graph.phases import needs_of, phase_stages
+from headrace.graph.declared import needs_of, phase_stages
 
 
 def describe(job: Job) -> str:

@@ -13,9 +13,10 @@ from headrace.config import Job
 from headrace.contract import Environment, EnvironmentContext, Launcher
 from headrace.dataplane import AsyncPlane, LedgerService
 from headrace.errors import RunError
+from headrace.graph.declared import engine_capacity
 from headrace.registry import build
 from headrace.run.directory import RunDirectory
-from headrace.run.plans import capacity, self_check_tolerance, stage_nodes
+from headrace.run.plans import self_check_tolerance, stage_nodes
 from headrace.run.recovery import Recovery
 from headrace.run.seeds import derive_seed
 from headrace.run.tasks import TasksIdentity, identify
@@ -250,7 +251,7 @@ class Cluster:
 
     def join(self, name: str, address: str) -> None:
         """A rollout node serves."""
-        slots, live = capacity(self._job.rollout.spec)
+        slots, live = engine_capacity(self._job.rollout.spec)
         self.fleet.join(name, address, slots=slots, live_versions=live)
 
     # ------------------------------------------------------------ life and end

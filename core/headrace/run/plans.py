@@ -6,18 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headrace.config import Job, Phase
-from headrace.contract import (
-    Environment,
-    InferenceCapabilities,
-    InferenceEngine,
-    StalenessPolicy,
-    TrainingCapabilities,
-    TrainingEngine,
-)
+from headrace.contract import Environment, StalenessPolicy
 from headrace.flow import FlowColumns
 from headrace.flow.stages import separable
-from headrace.graph.phases import needs_of, phase_stages
-from headrace.registry import PluginSpec, build, load, settings_of
+from headrace.graph.declared import engine_capabilities, needs_of, phase_stages
+from headrace.registry import build
 from headrace.run.columns import flow_columns
 from headrace.run.evaluation import EvaluationPlan
 from headrace.run.seeds import derive_seed
@@ -108,23 +101,10 @@ def evaluation_plan(job: Job, tasks: int) -> EvaluationPlan:
 def self_check_tolerance(job: Job) -> float:
     """Nats per token by which trainer and engine may differ on the same tokens under the same weights."""
     dtypes = {
-        _capabilities(job.rollout.spec).dtype,
-        _capabilities(job.phases[0].trainer).dtype,
+        engine_capabilities(job.rollout.spec).dtype,
+        engine_capabilities(job.phases[0].trainer).dtype,
     }
     return FLOAT32_TOLERANCE if dtypes == {"float32"} else LOW_PRECISION_TOLERANCE
-
-
-def _capabilities(spec: PluginSpec) -> InferenceCapabilities | TrainingCapabilities:
-    cls = load(spec.role, spec.use, directory=spec.directory)
-    assert issubclass(cls, (InferenceEngine, TrainingEngine))
-    return cls.capabilities(settings_of(cls, spec.settings, origin=spec.origin))
-
-
-def capacity(spec: PluginSpec) -> tuple[int, int]:
-    """(requests, live versions) an instance of this engine takes at a time."""
-    found = _capabilities(spec)
-    assert isinstance(found, InferenceCapabilities)
-    return found.slots, found.live_versions
 
 
 def _lockstep(phase: Phase) -> bool:
