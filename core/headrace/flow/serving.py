@@ -57,7 +57,7 @@ class Serving:
 
     def switches(self) -> tuple[Switch, ...]:
         """What instances should load and retire now, by name. A query: it repeats an answer until the instance's
-        :meth:`committed` and :meth:`retired_on` have been told. Cheap when nothing changed."""
+        :meth:`committed` and :meth:`retired_on` have been told, as the very same tuple while nothing changes."""
         return self._switching.switches()
 
     # ------------------------------------------------------------ moves

@@ -61,12 +61,16 @@ class Switching:
         self._versions = versions
         self._basis: _Basis | None = None
         self._switches: dict[str, Switch] = {}
+        self._answer: tuple[Switch, ...] | None = None
+        """Those, by instance name, unless one changed since."""
         self._claims: dict[Instance, _Claim] = {}
 
     def switches(self) -> tuple[Switch, ...]:
-        """By instance name."""
+        """By instance name; the very same tuple while nothing changes."""
         self.settle()
-        return tuple(switch for _, switch in sorted(self._switches.items()))
+        if self._answer is None:
+            self._answer = tuple(switch for _, switch in sorted(self._switches.items()))
+        return self._answer
 
     def settle(self) -> None:
         """Decide, so that the fleet bars whoever must drain to bring a missing version back."""
@@ -83,6 +87,7 @@ class Switching:
             self._claims = self._claims_of(missing)
             fleet.bar({instance for instance, claim in self._claims.items() if claim.effort >= _IDLES})
             self._switches.clear()
+            self._answer = None
             self._decide_for(fleet.instances)
         else:
             self._decide_for(fleet.touched)
@@ -92,8 +97,11 @@ class Switching:
     def _decide_for(self, instances: Iterable[Instance]) -> None:
         for instance in instances:
             switch = self._switch(instance)
+            if switch == self._switches.get(instance.name):
+                continue
+            self._answer = None
             if switch is None:
-                self._switches.pop(instance.name, None)
+                del self._switches[instance.name]
             else:
                 self._switches[instance.name] = switch
 
