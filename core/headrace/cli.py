@@ -9,11 +9,13 @@ and it is said. Rooms are imported when their command is given, so that
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import headrace
 from headrace.errors import ConfigError, HeadraceError, PluginError, RunError, StalenessError, WiringError
@@ -64,6 +66,19 @@ def command_parser() -> argparse.ArgumentParser:
     plugins.add_argument("role", nargs="?", metavar="ROLE", help="only this role's")
     audit = _command(commands, "audit", _audit, "prove from a run's event log that nothing was lost or trained twice")
     audit.add_argument("run", type=Path, metavar="RUN", help="run directory")
+    simulation = _command(commands, "simulate", _simulate, "try a job's policies on a virtual clock")
+    _simulation_arguments(simulation)
+    simulation.add_argument(
+        "--policies", default="", metavar="A,B:K", help="policies to compare, such as synchronous,multi_version:2"
+    )
+    simulation.add_argument("--instances", type=_positive, metavar="N", help="rollout instances, instead of the job's")
+    simulation.add_argument("--gantt", type=Path, metavar="FILE", help="draw what happened into this HTML page")
+    plan = _command(commands, "plan", _plan, "divide devices between rollout and trainer by simulation")
+    _simulation_arguments(plan)
+    plan.add_argument("--devices", type=_positive, required=True, metavar="N", help="of which an instance takes one")
+    plan.add_argument(
+        "--trainer-devices", type=_positive, default=1, metavar="N", help="on which training costs what is measured (1)"
+    )
     report = _command(commands, "report", _report, "write a run's report, one HTML page")
     report.add_argument("run", type=Path, metavar="RUN", help="run directory")
     return parser
@@ -90,6 +105,27 @@ def _job_arguments(parser: argparse.ArgumentParser, *, optional: bool = False) -
         metavar="A.B=VALUE",
         help="override a key, for example --set rollout.instances=4 or --set phase.warm-up.steps=10; repeatable",
     )
+
+
+def _simulation_arguments(parser: argparse.ArgumentParser) -> None:
+    _job_arguments(parser)
+    parser.add_argument("--phase", metavar="NAME", help="the phase, instead of the last one that rolls out")
+    parser.add_argument("--batches", type=_positive, metavar="N", help="training batches to simulate")
+    parser.add_argument(
+        "--lengths",
+        metavar="LENGTHS",
+        help="response lengths: lognormal:median=M,sigma=S,cap=C, bimodal:short=S,long=L,share=P, constant:tokens=T, "
+        "a file of numbers, or a run directory",
+    )
+    parser.add_argument("--calibrate", type=Path, metavar="RUN", help="take costs and lengths from this run")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def _positive(text: str) -> int:
+    value = int(text) if text.isdigit() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return value
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -179,6 +215,42 @@ def _report(options: argparse.Namespace) -> int:
 
     print(write_report(options.run))
     return 0
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    job, room = _checked(options), _simulator("simulate")
+    policies = [name for name in options.policies.split(",") if name]
+    prepared = room.prepare(job, _wishes(room, options, instances=options.instances, policies=policies))
+    outcomes = room.simulate(prepared, gantt=options.gantt)
+    print(json.dumps(room.as_plain(prepared, outcomes)) if options.json else room.as_text(prepared, outcomes))
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    job, room = _checked(options), _simulator("plan")
+    found = room.plan(job, _wishes(room, options), devices=options.devices, trainer_devices=options.trainer_devices)
+    print(json.dumps(room.plan_as_plain(found)) if options.json else room.plan_as_text(found))
+    return 0
+
+
+def _wishes(room: ModuleType, options: argparse.Namespace, **others: Any) -> Any:
+    return room.Wishes(
+        phase=options.phase, batches=options.batches, lengths=options.lengths, calibrate=options.calibrate, **others
+    )
+
+
+def _simulator(command: str) -> ModuleType:
+    try:
+        import headrace.simulate
+    except ModuleNotFoundError as error:
+        if error.name != "simpy":
+            raise
+        raise PluginError(
+            "the simulator's clock is simpy, which is not installed",
+            origin=f"headrace {command}",
+            fix='pip install "headrace[simulation]"',
+        ) from error
+    return headrace.simulate
 
 
 def _checked(options: argparse.Namespace) -> Job:

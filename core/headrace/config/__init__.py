@@ -18,6 +18,7 @@ from headrace.config.schema import (
     Phase,
     PluginConfig,
     RolloutConfig,
+    SimulationConfig,
     TrainerConfig,
     Until,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "Phase",
     "PluginConfig",
     "RolloutConfig",
+    "SimulationConfig",
     "TrainerConfig",
     "Until",
     "check_job",

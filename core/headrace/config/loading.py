@@ -46,7 +46,8 @@ PHASE_TABLES: Mapping[str, tuple[str, str, str]] = {
 """Table that a phase may override → role, key that names the plugin, default plugin."""
 
 TABLES = frozenset(
-    {"job", "model", "batch", "stages", "network", "evaluation", "checkpoint", *PLUGIN_TABLES, *PHASE_TABLES}
+    {"job", "model", "batch", "stages", "network", "evaluation", "checkpoint", "simulation"}
+    | {*PLUGIN_TABLES, *PHASE_TABLES}
 )
 PHASE_KEYS = frozenset({"name", "steps", "until", "batch", *PHASE_TABLES})
 NODE_KEYS = frozenset({"python", "threads"})
@@ -157,6 +158,7 @@ class _Loader:
             "network": tables["network"],
             "evaluation": tables["evaluation"],
             "checkpoint": tables["checkpoint"],
+            "simulation": tables["simulation"],
             **{name: self._plugin_table(name, tables[name]) for name in PLUGIN_TABLES},
             "trainer": self._trainer(tables["trainer"]),
             "observers": self._observers(data.get("observers", ["console"])),

@@ -22,6 +22,10 @@ Few = Annotated[int, Field(ge=1, le=1024)]
 """Processes or threads of one machine."""
 Period = Annotated[int, Field(ge=0, le=10**9)]
 """Every so many versions; 0: never."""
+Size = Annotated[int, Field(ge=0, le=10**9)]
+"""Of something that may be absent."""
+Cost = Annotated[float, Field(ge=0)]
+"""Seconds."""
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -166,6 +170,39 @@ class CheckpointConfig(Table):
     """How many stay."""
 
 
+class SimulationConfig(Table):
+    """``[simulation]``: what things cost in ``headrace simulate``, in seconds and tokens. What a calibration has
+    measured stands where the job writes nothing."""
+
+    lengths: Text | None = None
+    """Response lengths, as ``--lengths`` writes them."""
+    prompt_tokens: Size = 0
+    step_seconds: Annotated[float, Field(gt=0)] | None = None
+    """A decode step of an instance that has one request."""
+    step_seconds_per_request: Cost = 0.0
+    """What each further request adds to a step."""
+    prefill_seconds_per_token: Cost = 0.0
+    request_seconds: Cost = 0.0
+    """From a trajectory's dispatch until its instance has it, and from its last token until that is known, together."""
+    kv_tokens: Large | None = None
+    """What the KV cache of an instance holds; None: whatever its slots need."""
+    scoring_seconds: Cost = 0.0
+    """From a group's last token until its rows are stored."""
+    train_seconds: Cost = 0.0
+    """Of a batch, beside its tokens."""
+    train_seconds_per_token: Cost = 0.0
+    publish_seconds: Cost = 0.0
+    """For which the trainer waits."""
+    transfer_seconds: Cost = 0.0
+    """From publication until an instance has the weights; it goes on decoding."""
+    switch_seconds: Cost = 0.0
+    """For which an instance that has the weights stops decoding."""
+    seconds_between_failures: Annotated[float, Field(gt=0)] | None = None
+    """Of one instance, mean of an exponential distribution; None: none fails."""
+    restart_seconds: Cost = 0.0
+    """From an instance's failure until it is back, with no version."""
+
+
 class Until(Table):
     """Ends a phase before its last step."""
 
@@ -205,6 +242,7 @@ class Job(Table):
     observers: tuple[PluginSpec, ...]
     evaluation: EvaluationConfig
     checkpoint: CheckpointConfig
+    simulation: SimulationConfig
     phases: Annotated[tuple[Phase, ...], Field(min_length=1)]
     directory: str
     """The job file's folder."""
@@ -235,6 +273,7 @@ class Job(Table):
             "network": self.network.model_dump(),
             "evaluation": self.evaluation.model_dump(),
             "checkpoint": self.checkpoint.model_dump(),
+            "simulation": self.simulation.model_dump(exclude_unset=True),
             "phase": [_phase(phase) for phase in self.phases],
         }
 
