@@ -3,7 +3,8 @@
     python tests/benchmarks/simulator_scale.py [--json] [--trajectories 1000000] [--instances 10000]
 
 ``multi_version`` with K = 3 over instances of 2 slots, log-normal lengths (sigma = 1, capped at 8 times the median),
-as many trajectories in a batch as there are slots, in groups of 8. CPU seconds of this process; nothing is required of the result.
+as many trajectories in a batch as there are slots, in groups of 8. CPU seconds of this process; nothing is required of
+the result.
 """
 
 from __future__ import annotations
