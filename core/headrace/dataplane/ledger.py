@@ -61,6 +61,10 @@ class LedgerService:
         """In this process: what it keeps travels with the lease."""
         self._own_number = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._made = 0
+        """Partitions that there ever were."""
+        self._heard: dict[int, tuple[int, list[Noted]]] = {}
+        """The last word of each unit, by its turn, and what was answered."""
 
     async def close(self) -> None:
         """Waiting consumers are told."""
@@ -91,7 +95,7 @@ class LedgerService:
         known = self._partitions.get(spec.name)
         if known is None:
             self._check(spec)
-            self._partitions[spec.name] = PartitionLedger.make(spec, len(self._partitions) << _PARTITION_BITS)
+            self._add(PartitionLedger.make(spec, self._made << _PARTITION_BITS))
         elif known.spec != spec:
             raise ContractError(
                 f"there is another partition {spec.name!r}: {known.spec}", fix="choose another name or the same columns"
@@ -100,11 +104,19 @@ class LedgerService:
     def add(self, partition: PartitionLedger) -> None:
         """Serve a partition whose ledger another keeps too."""
         self._check(partition.spec)
+        self._add(partition)
+
+    def _add(self, partition: PartitionLedger) -> None:
+        self._made += 1
+        partition.made = self._made
         self._partitions[partition.spec.name] = partition
 
+    @rpc
     def remove(self, name: str) -> None:
-        """A partition ends; consumers that wait for its rows are told."""
-        self._partitions.pop(name).end()
+        """A partition ends, with all its rows; consumers that wait for some are told."""
+        for rows, units in self._partition(name).end():
+            self._units.free(rows, units)
+        del self._partitions[name]
 
     def forsake(self, consumer: str) -> None:
         """The process of a consumer is known to be gone: its successor gets what it held."""
@@ -124,7 +136,8 @@ class LedgerService:
     @rpc
     def describe(self, partition: str) -> Described:
         """A partition and the units."""
-        return Described(self._partition(partition).spec, self._units.addresses())
+        found = self._partition(partition)
+        return Described(found.spec, self._units.addresses(), found.made)
 
     @rpc
     def lost(self, call: LostCall) -> Any:
@@ -152,18 +165,25 @@ class LedgerService:
     def note(self, notes: Notes) -> list[Noted]:
         """What a unit is about to keep. It answers its producers when it has this answer, so that what they know to be
         stored is known here too. Consumers are told at once, but of rows in this process when these are kept. Each
-        note is judged alone: what is wrong with one costs nobody but its producer. RunError for a unit that was given
-        up or never joined."""
+        note is judged alone: what is wrong with one costs nobody but its producer. A word that is said again, because
+        the answer did not arrive, is answered as before. RunError for a unit that was given up or never joined."""
         self._units.require(notes.unit)
+        turn, answered = self._heard.get(notes.unit, (0, []))
+        if notes.turn and notes.turn == turn:
+            return answered
         noted = [self._note(note, notes.unit) for note in notes.notes]
         if notes.unit != self._own_number:
-            for name in {note.partition for note, answer in zip(notes.notes, noted, strict=True) if not answer.failed}:
+            for name in {note.partition for note, answer in zip(notes.notes, noted, strict=True) if _taken(answer)}:
                 self.kept(name)
+        self._heard[notes.unit] = notes.turn, noted
         return noted
 
     def _note(self, note: Note, unit: int) -> Noted:
         try:
-            return self._partition(note.partition).note(note, unit)
+            partition = self._partition(note.partition)
+            if note.made not in (0, partition.made):
+                return Noted(remade=True)
+            return partition.note(note, unit)
         except HeadraceError as error:
             return _not_taken(error)
         except Exception as error:
@@ -314,6 +334,10 @@ class LedgerService:
             if expired:
                 self._serve(partition)
         self._watch()
+
+
+def _taken(answer: Noted) -> bool:
+    return answer.failed is None and not answer.remade
 
 
 def _not_taken(error: HeadraceError) -> Noted:

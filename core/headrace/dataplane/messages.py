@@ -36,10 +36,12 @@ class PartitionSpec(Message, frozen=True):
 
 
 class Described(Message, frozen=True):
-    """A partition, and the addresses of all storage units, whose numbers are their places in it from 1 on."""
+    """A partition, and the addresses of all storage units, whose numbers are their places in it from 1 on. ``made``:
+    tells it from others of its name, before and after it."""
 
     spec: PartitionSpec
     units: list[str]
+    made: int
 
 
 class Join(Message, frozen=True):
@@ -64,7 +66,8 @@ class Put(Message, frozen=True):
 
 
 class Note(Message, frozen=True):
-    """What a unit is about to keep. ``rows``: None for ``count`` new ones. ``nbytes``, ``tokens``: int64 [count]."""
+    """What a unit is about to keep. ``rows``: None for ``count`` new ones. ``nbytes``, ``tokens``: int64 [count].
+    ``made``: the partition whose schema the values were compared with."""
 
     partition: str
     rows: Array | None
@@ -75,23 +78,27 @@ class Note(Message, frozen=True):
     version: int
     tags: dict[str, Array] | None = None
     producer: str = ""
+    made: int = 0
 
 
 class Notes(Message, frozen=True):
-    """From a unit, by its number."""
+    """From a unit, by its number. ``turn``: rises with each word of the unit, but for one that it has to say again."""
 
     unit: int
     notes: list[Note]
+    turn: int = 0
 
 
 class Noted(Message, frozen=True):
     """``first``: the id of the first of new rows, which follow one another. ``refused``: int8 [count], 0 for rows to
     keep; None when all are. ``failed``: why the ledger takes none of them, which their producer is told and nobody
-    else."""
+    else. ``remade``: it takes none because there is another partition of this name by now, with which the values are to
+    be compared."""
 
     first: int = 0
     refused: Array | None = None
     failed: Failure | None = None
+    remade: bool = False
 
 
 class Fetch(Message, frozen=True):

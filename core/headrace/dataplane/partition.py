@@ -120,6 +120,8 @@ class PartitionLedger:
         """Every group that ever was, in order."""
         self._asking: dict[asyncio.Future[list[int]], int] = {}
         """Who waits for more of them, and how many each has seen."""
+        self.made = 0
+        """Tells it from others of its name; given by whoever serves it."""
         self._sharing = Sharing(ledger, self._granted)
 
     @classmethod
@@ -135,10 +137,15 @@ class PartitionLedger:
         )
         return cls(spec, ledger)
 
-    def end(self) -> None:
-        """It is over."""
+    def end(self) -> Iterator[tuple[Array, Array]]:
+        """It is over. Returns rows that units have, those on lease too, and who has which of their columns."""
         for waiting in self.waiting.values():
             waiting.end(ContractError(f"partition {self.spec.name!r} has ended", fix="ask for rows of the next one"))
+        left = self.drop(self.ledger.open_groups())
+        rows = self.ledger.rows_of(left)
+        yield rows, self.ledger.units_of(rows)
+        for leaving in self._leaving.values():
+            yield leaving.rows, leaving.units
 
     def forsake(self, consumer: str) -> list[Lease]:
         """A consumer is gone, as far as it is one of this partition: nobody waits in its name, and what it held is

@@ -79,6 +79,11 @@ class DataPlane:
         """A partition that somebody made. ContractError when nobody did."""
         return Partition(self, name)
 
+    def remove(self, name: str) -> None:
+        """End a partition: its rows are gone, also those on lease, and consumers that wait for some hear ContractError.
+        Another one may have its name then."""
+        self.client(self._ledger).call("remove", name, deadline=DEADLINE, awaiting="a partition to be removed")
+
     def client(self, address: str = "") -> BlockingClient:
         """Of a unit, or of the ledger."""
         address = address or self._ledger

@@ -33,9 +33,10 @@ class Sizes(NamedTuple):
 
 
 class Schema:
-    """ContractError for a dtype that does not exist."""
+    """ContractError for a dtype that does not exist. ``made``: see :class:`Described`."""
 
-    def __init__(self, spec: PartitionSpec) -> None:
+    def __init__(self, spec: PartitionSpec, *, made: int = 0) -> None:
+        self.made = made
         self._spec = spec
         self._kinds = {name: _kind_of(name, column) for name, column in spec.columns.items()}
 

@@ -19,7 +19,7 @@ from headrace.contract import Array, Batch, Column, Region, Storage, StorageStat
 from headrace.dataplane.links import LedgerLink, settled
 from headrace.dataplane.messages import Described, Fetch, Join, Note, Noted, Notes, Put, Unkept
 from headrace.dataplane.schema import Schema, Sizes
-from headrace.errors import HeadraceError, LostRowsError, RunError
+from headrace.errors import DeadlineError, HeadraceError, LostRowsError, RunError
 from headrace.wire import Promise, rpc
 from headrace.wire.failures import from_failure
 
@@ -31,10 +31,10 @@ BEAT_SECONDS = 1.0
 class Pending:
     """A put that is not kept yet. ``region``: where its values lie already, if they do."""
 
-    __slots__ = ("_end", "_promise", "put", "region", "sizes")
+    __slots__ = ("_end", "_promise", "put", "region", "schema", "sizes")
 
-    def __init__(self, put: Put, sizes: Sizes, region: Region | None) -> None:
-        self.put, self.sizes, self.region = put, sizes, region
+    def __init__(self, put: Put, schema: Schema, sizes: Sizes, region: Region | None) -> None:
+        self.put, self.schema, self.sizes, self.region = put, schema, sizes, region
         self._end: Noted | BaseException | None = None
         self._promise: Promise[Noted] | None = None
 
@@ -79,8 +79,10 @@ class UnitService:
         self._full: deque[Pending] = deque()
         self._noting: list[Pending] = []
         """To be told to the ledger when it has answered."""
+        self._turn = 0
         self._told: asyncio.Future[list[Noted]] | None = None
         """Word to the ledger that is under way."""
+        self._retaking: set[asyncio.Task[None]] = set()
         self._deleted: list[list[int]] = []
         """Rows that left the ledger meanwhile, and that it may have taken with that word."""
 
@@ -108,17 +110,24 @@ class UnitService:
         """Keep values. ContractError, and nothing kept, when they are not what the partition's schema says."""
         return self._take(put)
 
-    def _take(self, put: Put, region: Region | None = None) -> Any:
-        schema = self._schemas.get(put.partition)
+    def _take(self, put: Put, region: Region | None = None, learned: Schema | None = None) -> Any:
+        """``learned``: the partition's schema, if it was just asked for."""
+        schema = learned or self._schemas.get(put.partition)
         if schema is None:
             return self._learn(put, region)
         try:
             sizes = schema.check(put)
+        except HeadraceError:
+            if learned is None:  # there may be another partition of this name by now
+                return self._learn(put, region)
+            self._discard(region)
+            raise
+        try:
             room = put.rows is not None or self._has_room(sizes.total)
         except HeadraceError:
             self._discard(region)
             raise
-        pending = Pending(put, sizes, region)
+        pending = Pending(put, schema, sizes, region)
         if room:
             self._note(pending)
             return pending.answer()
@@ -152,7 +161,7 @@ class UnitService:
         return self._storage.stats().nbytes + self._coming + nbytes <= self._capacity
 
     def _learn(self, put: Put, region: Region | None) -> Any:
-        """The first of a partition: ask for its schema."""
+        """The first of a partition, or one that its schema does not fit: ask for the schema."""
         try:
             described = self._ledger.describe(put.partition)
         except HeadraceError:
@@ -160,16 +169,19 @@ class UnitService:
             raise
         if isinstance(described, asyncio.Future):
             return asyncio.ensure_future(self._learn_later(put, region, described))
-        self._schemas[put.partition] = Schema(described.spec)
-        return self._take(put, region)
+        return self._take(put, region, self._learned(described))
+
+    def _learned(self, described: Described) -> Schema:
+        schema = self._schemas[described.spec.name] = Schema(described.spec, made=described.made)
+        return schema
 
     async def _learn_later(self, put: Put, region: Region | None, described: asyncio.Future[Described]) -> Noted:
         try:
-            self._schemas[put.partition] = Schema((await described).spec)
+            schema = self._learned(await described)
         except BaseException:  # cancelled too: nobody else gives the region back; raised again
             self._discard(region)
             raise
-        noted: Noted = await settled(self._take(put, region))
+        noted: Noted = await settled(self._take(put, region, schema))
         return noted
 
     def _note(self, pending: Pending) -> None:
@@ -181,20 +193,25 @@ class UnitService:
     def _tell(self) -> None:
         """One word at a time: what comes in while a ledger elsewhere is busy goes into the next."""
         noting, self._noting = self._noting, []
+        self._turn += 1
+        self._say(Notes(self._number, [self._note_of(pending) for pending in noting], self._turn), noting)
+
+    def _say(self, notes: Notes, noting: list[Pending]) -> None:
         try:
-            noted = self._ledger.note(Notes(self._number, [self._note_of(pending) for pending in noting]))
+            noted = self._ledger.note(notes)
         except HeadraceError as error:
+            self._told = None
             self._refused(noting, error)
             return
         if isinstance(noted, asyncio.Future):
             self._told = noted
-            noted.add_done_callback(lambda done: self._heard(done, noting))
+            noted.add_done_callback(lambda done: self._heard(done, notes, noting))
         else:
             self._keep_all(noting, noted)
 
     def _note_of(self, pending: Pending) -> Note:
         put = pending.put
-        tokens = self._schemas[put.partition].tokens(put)
+        tokens = pending.schema.tokens(put)
         return Note(
             put.partition,
             put.rows,
@@ -205,13 +222,17 @@ class UnitService:
             put.version,
             put.tags,
             put.producer,
+            pending.schema.made,
         )
 
-    def _heard(self, call: asyncio.Future[list[Noted]], noting: list[Pending]) -> None:
+    def _heard(self, call: asyncio.Future[list[Noted]], notes: Notes, noting: list[Pending]) -> None:
+        error = RunError("the unit was closed") if call.cancelled() else call.exception()
+        if isinstance(error, DeadlineError):  # the ledger may have taken the rows: what it answered is to be known
+            self._say(notes, noting)
+            return
         self._told = None
         if self._noting:
             self._tell()
-        error = RunError("the unit was closed") if call.cancelled() else call.exception()
         if error is not None:
             self._refused(noting, error)
         else:
@@ -236,12 +257,28 @@ class UnitService:
             if answer.failed is not None:
                 self._refuse(pending, from_failure(answer.failed))
                 continue
+            if answer.remade:
+                self._again(pending)
+                continue
             self._keep(pending, answer)
             partitions.add(pending.put.partition)
         for partition in partitions:
             self._ledger.kept(partition)
         if self._full:  # what was not kept has left room
             asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _again(self, pending: Pending) -> None:
+        """A put whose partition is another one by now."""
+        self._coming -= pending.sizes.total
+        retaking = asyncio.ensure_future(self._retake(pending))
+        self._retaking.add(retaking)
+        retaking.add_done_callback(self._retaking.discard)
+
+    async def _retake(self, pending: Pending) -> None:
+        try:
+            pending.end(await settled(self._learn(pending.put, pending.region)))
+        except HeadraceError as error:
+            pending.end(error)
 
     def _keep(self, pending: Pending, noted: Noted) -> None:
         self._coming -= pending.sizes.total
@@ -253,7 +290,7 @@ class UnitService:
             self._store(pending, rows, kept)
         except Exception as error:  # of a plugin: whoever put it is told, and the ledger
             self._discard(pending.region)
-            self._unkept(pending.put, rows if kept is None else rows[kept])
+            self._unkept(pending, rows if kept is None else rows[kept])
             pending.end(error)
             return
         pending.end(noted)
@@ -265,9 +302,9 @@ class UnitService:
         batch = Batch(rows=rows, columns=dict(zip(names, columns.values(), strict=True)))
         self._storage.put(batch if kept is None else batch.take(kept))
 
-    def _unkept(self, put: Put, rows: Array) -> None:
-        groups = np.unique(rows // self._schemas[put.partition].group_size).tolist()
-        self._ledger.unkept(Unkept(self._number, put.partition, groups, put.rows is None))
+    def _unkept(self, pending: Pending, rows: Array) -> None:
+        groups = np.unique(rows // pending.schema.group_size).tolist()
+        self._ledger.unkept(Unkept(self._number, pending.put.partition, groups, pending.put.rows is None))
 
     # ------------------------------------------------------------ consumers
 
@@ -329,6 +366,8 @@ class UnitService:
 
     async def close(self) -> None:
         """Waiting producers are told."""
+        for retaking in self._retaking:
+            retaking.cancel()
         while self._full:
             pending = self._full.popleft()
             self._discard(pending.region)
