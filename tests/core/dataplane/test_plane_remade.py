@@ -16,7 +16,7 @@ from headrace.errors import ContractError, LostRowsError
 from support.plane_world import LEDGER, World
 
 FLOATS = PartitionSpec("phase", {"x": ColumnSchema("float32")}, {"train": ("x",)}, 2)
-PAIRS = PartitionSpec("phase", {"x": ColumnSchema("float32")}, {"train": ("x",)}, 1)
+UNMEASURED = PartitionSpec("phase", {"x": ColumnSchema("int32", ragged=True)}, {"train": ("x",)}, 2)
 WORDS = PartitionSpec("phase", {"x": ColumnSchema("int32", ragged=True)}, {"train": ("x",)}, 2, "x")
 OTHER = PartitionSpec("other", {"x": ColumnSchema("float32")}, {"train": ("x",)}, 2)
 ONES = {"x": np.ones(2, np.float32)}
@@ -50,11 +50,12 @@ def test_a_partition_of_the_same_name_may_have_another_schema(plane: DataPlane) 
 
 
 def test_a_schema_that_still_fits_is_asked_for_anew_when_the_partition_is_another(plane: DataPlane) -> None:
-    plane.create(FLOATS).put(ONES)
+    words = {"x": Ragged.from_arrays([np.zeros(3, np.int32), np.zeros(5, np.int32)])}
+    plane.create(UNMEASURED).put(words)
     plane.remove("phase")
-    partition = plane.create(PAIRS)
-    rows = partition.put(ONES)
-    assert partition.lease("train", 2).rows.tolist() == rows.tolist()
+    partition = plane.create(WORDS)
+    partition.put(words)
+    assert partition.lease("train", 1).tokens.tolist() == [3, 5]
 
 
 def test_rows_of_a_partition_that_is_removed_are_gone_and_their_memory_too(plane: DataPlane) -> None:
