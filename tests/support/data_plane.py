@@ -19,7 +19,7 @@ from headrace_storage.memory import MemoryStorage
 class Services:
     """Runs the ledger, which is a unit too with ``own``, and as many units as are asked for."""
 
-    def __init__(self, directory: Path, *, own: Storage | None = None, capacity: int = 0) -> None:
+    def __init__(self, directory: Path, *, own: Storage | None = None, capacity: int = 0, metrics: str = "") -> None:
         self._directory = str(directory)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -27,7 +27,7 @@ class Services:
         self._serving: list[asyncio.Task[None]] = []
         self._planes: list[DataPlane] = []
         self.ledger = ipc_address(self._directory, "ledger")
-        self._serve(lambda ready: serve_ledger(self.ledger, own, capacity=capacity, ready=ready))
+        self._serve(lambda ready: serve_ledger(self.ledger, own, capacity=capacity, metrics=metrics, ready=ready))
 
     def unit(self, *, capacity: int = 0, storage: Storage | None = None, at: int = 0) -> None:
         """Another storage unit, where the one that joined as ``at`` was; it has joined when this returns."""

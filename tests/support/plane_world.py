@@ -159,6 +159,7 @@ class Server:
     """Stands in for :class:`headrace.wire.Server`."""
 
     def __init__(self, world: World, *services: object, address: str, keys: object) -> None:
+        self.refused: dict[str, int] = {}
         self._world = world
         self._address = address
         self._methods = {name: method for service in services for name, method in methods_of(service).items()}

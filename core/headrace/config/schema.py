@@ -150,6 +150,8 @@ class NetworkConfig(Table):
     """Sockets in a private directory, or ports of ``host`` that only holders of the run's keys can use."""
     host: str = "127.0.0.1"
     """IP address that nodes serve at under tcp."""
+    metrics: str = ""
+    """Where Prometheus finds the data plane's metrics: ``HOST:PORT``, or ``unix:PATH``; "": nowhere."""
 
 
 class EvaluationConfig(Table):

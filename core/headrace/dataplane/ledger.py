@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
@@ -33,6 +33,7 @@ from headrace.dataplane.messages import (
     Notes,
     PartitionSpec,
     PartitionStats,
+    UnitFigures,
     Unkept,
 )
 from headrace.dataplane.partition import PartitionLedger, check_held_for, check_wait
@@ -127,6 +128,15 @@ class LedgerService:
     def lose(self, address: str) -> None:
         """The unit at this address is known to be gone."""
         self._lose(self._units.lose(address))
+
+    @property
+    def partitions(self) -> Iterable[PartitionLedger]:
+        """All there are."""
+        return self._partitions.values()
+
+    async def unit_figures(self) -> dict[str, UnitFigures | None]:
+        """By address; None for those that do not answer."""
+        return await self._units.figures()
 
     @rpc
     def units(self, request: None) -> Any:
@@ -328,6 +338,7 @@ class LedgerService:
         now = monotonic()
         self._lose(self._units.lose_silent(WATCH_SECONDS))
         for partition in self._partitions.values():
+            partition.look(now)
             expired = partition.expire(now)
             for lease in expired:
                 self._free_unread(partition, lease)

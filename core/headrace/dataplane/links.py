@@ -11,7 +11,7 @@ from types import NoneType
 from typing import Protocol, TypeVar
 
 from headrace.contract import Array
-from headrace.dataplane.messages import Described, Join, Noted, Notes, Unkept
+from headrace.dataplane.messages import Described, Join, Noted, Notes, UnitFigures, Unkept
 from headrace.wire import Client
 
 T = TypeVar("T")
@@ -19,6 +19,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 DEADLINE = 60.0
+FIGURES_DEADLINE = 2.0
 
 
 class LedgerLink(Protocol):
@@ -45,6 +46,9 @@ class UnitLink(Protocol):
 
     def delete(self, rows: Array, /) -> asyncio.Future[None] | None:
         """Free rows."""
+
+    def figures(self, request: None, /) -> UnitFigures | asyncio.Future[UnitFigures]:
+        """How full it is."""
 
 
 class RemoteLedger:
@@ -86,6 +90,11 @@ class RemoteUnit:
 
     def delete(self, rows: Array) -> asyncio.Future[None]:
         return self._client.submit("delete", rows, deadline=DEADLINE, awaiting="a storage unit to free rows")
+
+    def figures(self, request: None) -> asyncio.Future[UnitFigures]:
+        return self._client.submit(
+            "figures", reply=UnitFigures, deadline=FIGURES_DEADLINE, awaiting="a storage unit's figures"
+        )
 
     async def close(self) -> None:
         """Pending calls fail."""

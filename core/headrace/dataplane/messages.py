@@ -207,6 +207,18 @@ class Unkept(Message, frozen=True):
     new: bool
 
 
+class UnitFigures(Message, frozen=True):
+    """How full a storage unit is. ``capacity``: bytes, 0 for no bound; ``waiting``: puts that wait for room, of
+    ``waiting_bytes``; ``refused``: messages and peers that its server turned away, by reason."""
+
+    rows: int
+    nbytes: int
+    capacity: int
+    waiting: int
+    waiting_bytes: int
+    refused: dict[str, int]
+
+
 class Reserve(Message, frozen=True):
     """Shared memory for one put. ``owner``: see :meth:`headrace.contract.SharedMemory.reserve`."""
 

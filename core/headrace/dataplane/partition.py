@@ -15,11 +15,12 @@ from headrace.contract import Array
 from headrace.dataplane.messages import Granted, LeaseCall, LeaseRef, Note, Noted, PartitionSpec
 from headrace.dataplane.sharing import Sharing
 from headrace.errors import ContractError, DeadlineError, RunError
+from headrace.flow.ages import Ages
 from headrace.flow.leases import Lease
 from headrace.flow.ledger import Ledger
 from headrace.wire import Promise
 
-_Waiter = tuple[int, int, LeaseCall, asyncio.Future[Granted]]
+_Waiter = tuple[int, int, LeaseCall, asyncio.Future[Granted], float]
 _SPARE = 64
 """Calls that gave up which are always borne with."""
 
@@ -40,7 +41,7 @@ class Waiting:
 
     def add(self, call: LeaseCall) -> asyncio.Future[Granted]:
         future: Promise[Granted] = Promise()
-        heapq.heappush(self._heaps.setdefault(_kind(call), []), (call.at_least, self._order, call, future))
+        heapq.heappush(self._heaps.setdefault(_kind(call), []), (call.at_least, self._order, call, future, monotonic()))
         self._order += 1
         self._kept += 1
         self._waiting += 1
@@ -48,10 +49,15 @@ class Waiting:
         future.add_done_callback(lambda _: self._ended(timer))
         return future
 
+    def longest(self, now: float) -> float:
+        """For how many seconds the one that waits longest has; 0 when none does. O(waiting)."""
+        since = [waiter[4] for heap in self._heaps.values() for waiter in heap if not waiter[3].done()]
+        return now - min(since, default=now)
+
     def end(self, error: Exception) -> None:
         """None of them will be answered."""
         for heap in self._heaps.values():
-            for _, _, _, future in heap:
+            for _, _, _, future, _ in heap:
                 if not future.done():
                     future.set_exception(error)
         self._heaps.clear()
@@ -78,7 +84,7 @@ class Waiting:
         while firsts:
             _, _, kind = heapq.heappop(firsts)
             heap = self._heaps[kind]
-            _, _, call, future = heap[0]
+            _, _, call, future, _ = heap[0]
             if not future.done():
                 granted = grant(call)
                 if granted is None:
@@ -120,6 +126,7 @@ class PartitionLedger:
         """Every group that ever was, in order."""
         self._asking: dict[asyncio.Future[list[int]], int] = {}
         """Who waits for more of them, and how many each has seen."""
+        self.ages = Ages()
         self.made = 0
         """Tells it from others of its name; given by whoever serves it."""
         self._sharing = Sharing(ledger, self._granted)
@@ -159,6 +166,10 @@ class PartitionLedger:
     def expire(self, now: float) -> tuple[Lease, ...]:
         """End the leases whose time has come; returns them."""
         return self.ledger.expire(now)
+
+    def look(self, now: float) -> None:
+        """Time has passed."""
+        self.ages.look(now, oldest=self.ledger.oldest_group, end=self.ledger.next_group)
 
     def check(self, call: LeaseCall) -> LeaseCall:
         """The call as it is to be answered. ContractError for a consumer or a column that there is not, and for numbers

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from headrace.contract import Storage
 from headrace.dataplane.ledger import LedgerService
 from headrace.dataplane.links import RemoteLedger
+from headrace.dataplane.metrics import data_plane_metrics
 from headrace.dataplane.shared_unit import unit_service
+from headrace.observe.exposition import MetricsPage
 from headrace.wire import Client, Keys, Server
 
 
@@ -18,20 +20,27 @@ async def serve_ledger(
     *,
     capacity: int = 0,
     keys: Keys | None = None,
+    metrics: str = "",
     ready: Callable[[str], None] = print,
 ) -> None:
-    """Serve until cancelled. With a ``storage`` the process is a storage unit too: what is kept there costs one word to
+    """Serve until cancelled; ``metrics``: where Prometheus finds those of ledger and units, ``HOST:PORT`` or
+    ``unix:PATH``. With a ``storage`` the process is a storage unit too: what is kept there costs one word to
     put and one to lease with its values. ``ready`` is told where."""
     ledger = LedgerService(connect=lambda unit: Client(unit, keys=keys))
     unit = None if storage is None else unit_service(storage, ledger=ledger, capacity=capacity)
     server = Server(*(service for service in (ledger, unit) if service is not None), address=address, keys=keys)
+    page = MetricsPage(metrics, lambda: data_plane_metrics(ledger, server)) if metrics else None
     try:
         reached = await server.start()
         if unit is not None:
             ledger.add_own(unit, reached)
+        if page is not None:
+            await page.start()
         ready(reached)
         await asyncio.Event().wait()
     finally:
+        if page is not None:
+            await page.close()
         await server.close()
         if unit is not None:
             await unit.close()
@@ -51,6 +60,7 @@ async def serve_unit(
     client = Client(ledger, keys=keys)
     unit = unit_service(storage, ledger=RemoteLedger(client), capacity=capacity)
     server = Server(unit, address=address, keys=keys)
+    unit.refused = server.refused
     try:
         reached = await server.start()
         await unit.join(reached)

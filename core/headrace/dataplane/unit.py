@@ -17,7 +17,7 @@ import numpy as np
 
 from headrace.contract import Array, Batch, Column, Region, Storage, StorageStats
 from headrace.dataplane.links import LedgerLink, settled
-from headrace.dataplane.messages import Described, Fetch, Join, Note, Noted, Notes, Put, Unkept
+from headrace.dataplane.messages import Described, Fetch, Join, Note, Noted, Notes, Put, UnitFigures, Unkept
 from headrace.dataplane.schema import Schema, Sizes
 from headrace.errors import DeadlineError, HeadraceError, LostRowsError, RunError
 from headrace.wire import Promise, rpc
@@ -82,6 +82,8 @@ class UnitService:
         self._turn = 0
         self._told: asyncio.Future[list[Noted]] | None = None
         """Word to the ledger that is under way."""
+        self.refused: Mapping[str, int] = {}
+        """What the server turned away that serves the unit; said by whoever makes it."""
         self._retaking: set[asyncio.Task[None]] = set()
         self._deleted: list[list[int]] = []
         """Rows that left the ledger meanwhile, and that it may have taken with that word."""
@@ -363,6 +365,13 @@ class UnitService:
     def unit_stats(self, request: None) -> StorageStats:
         """Rows and bytes held."""
         return self._storage.stats()
+
+    @rpc
+    def figures(self, request: None) -> UnitFigures:
+        """How full the unit is."""
+        held = self._storage.stats()
+        waiting = sum(pending.sizes.total for pending in self._full)
+        return UnitFigures(held.rows, held.nbytes, self._capacity, len(self._full), waiting, dict(self.refused))
 
     async def close(self) -> None:
         """Waiting producers are told."""

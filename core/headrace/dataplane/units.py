@@ -16,8 +16,8 @@ from math import inf
 import numpy as np
 
 from headrace.contract import Array
-from headrace.dataplane.links import RemoteUnit, UnitLink
-from headrace.dataplane.messages import Join
+from headrace.dataplane.links import RemoteUnit, UnitLink, settled
+from headrace.dataplane.messages import Join, UnitFigures
 from headrace.errors import RunError
 
 log = logging.getLogger(__name__)
@@ -136,6 +136,16 @@ class Units:
         """What a unit that is gone was to delete went with it."""
         if self._silence[unit - 1] != _GONE and not call.cancelled() and (error := call.exception()):
             log.warning("rows stay in a storage unit until it ends: %s", error)
+
+    async def figures(self) -> dict[str, UnitFigures | None]:
+        """Of those that live, by address; None for one that does not answer."""
+        there = {address: link for address, link in zip(self.addresses(), self._links, strict=True) if address}
+        asked = [settled(link.figures(None)) for link in there.values()]
+        told = await asyncio.gather(*asked, return_exceptions=True)
+        return {
+            address: None if isinstance(answer, BaseException) else answer
+            for address, answer in zip(there, told, strict=True)
+        }
 
     async def close(self) -> None:
         """Give up every unit, and what they were still asked."""

@@ -67,6 +67,18 @@ class GroupTable:
         return self._groups.end
 
     @property
+    def oldest_group(self) -> int:
+        """The first group that is open or reserved; :attr:`next_group` when none is."""
+        return self._groups.low
+
+    def stored_versions(self) -> Array:
+        """The version of the oldest token of each open group with a row stored, int64. O(groups since the oldest)."""
+        groups = np.arange(self._groups.low, self._groups.end)
+        versions = self._column_of("oldest", groups)[self._column_of("open", groups)]
+        stored: Array = versions[versions != _NO_VERSION]
+        return stored
+
+    @property
     def reserved(self) -> Collection[int]:
         """Groups that will be opened before any new one."""
         return self._reserved

@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 from headrace.config import Job
 from headrace.contract import Environment, EnvironmentContext, Launcher
 from headrace.dataplane import AsyncPlane, LedgerService
+from headrace.dataplane.metrics import data_plane_metrics
 from headrace.errors import RunError
 from headrace.graph.declared import engine_capacity
+from headrace.observe.exposition import MetricsPage
 from headrace.registry import build
 from headrace.run.directory import RunDirectory
 from headrace.run.plans import self_check_tolerance, stage_nodes
@@ -80,6 +82,9 @@ class Cluster:
         )
         self._recovery: Recovery | None = None
         self._server = self._network.server(self.controller, self.ledger, self.stages, name="controller")
+        self._page: MetricsPage | None = None
+        if job.network.metrics:
+            self._page = MetricsPage(job.network.metrics, lambda: data_plane_metrics(self.ledger, self._server))
 
     # ------------------------------------------------------------ start
 
@@ -87,6 +92,8 @@ class Cluster:
         """Start every node and wait until all serve."""
         job = self._job
         address = self._address = await self._server.start()
+        if self._page is not None:
+            await self._page.start()
         launcher = build(job.launcher.spec)
         assert isinstance(launcher, Launcher)
         self.supervisor = Supervisor(
@@ -297,6 +304,8 @@ class Cluster:
         await self._end_background()
         if self.controller.supervisor is not None:
             await self.supervisor.close()
+        if self._page is not None:
+            await self._page.close()
         await self._server.close()
         await self.ledger.close()
         await self.fleet.close()

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,9 @@ class NodeService(ABC):
     def served(self) -> tuple[object, ...]:
         """Whose rpc methods the node serves."""
         return (self,)
+
+    def serving(self, refused: Mapping[str, int]) -> None:  # noqa: B027 - most roles need do nothing
+        """The node's server counts in ``refused`` what it turns away."""
 
     async def reached(self, address: str) -> None:  # noqa: B027 - most roles need do nothing
         """The node serves at ``address``, and the controller is about to hear of it."""
@@ -145,6 +148,7 @@ async def serve(spec: NodeSpec) -> None:
     """Run one node to its end."""
     service = service_class(spec.role)(spec)
     server = spec.network.server(*service.served, name=spec.id)
+    service.serving(server.refused)
     controller = spec.network.client(spec.controller)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from headrace.contract import Storage
@@ -35,6 +37,9 @@ class StorageService(NodeService):
 
     async def start(self) -> None:
         pass
+
+    def serving(self, refused: Mapping[str, int]) -> None:
+        self._unit.refused = refused
 
     async def reached(self, address: str) -> None:
         await self._unit.join(address)

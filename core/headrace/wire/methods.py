@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_type_hints
 
 from headrace.wire.codec import TypedDecoder, decoder_for
+from headrace.wire.latency import Latency
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__headrace_rpc__"
@@ -30,6 +31,7 @@ class Method:
     request: TypedDecoder
     plain: bool
     """Not ``async``."""
+    latency: Latency = field(default_factory=Latency, compare=False)
 
 
 def methods_of(service: object) -> dict[str, Method]:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from headrace.wire.endpoint import Endpoint
 from headrace.wire.failures import to_failure, unexpected
 from headrace.wire.gate import LoopGate
 from headrace.wire.keys import Keys
+from headrace.wire.latency import Latency
 from headrace.wire.limits import DEFAULT_LIMITS, Limits
 from headrace.wire.messages import Call, Cancel, Failure, Reply
 from headrace.wire.methods import Method, methods_of
@@ -52,6 +54,11 @@ class Server:
         self._endpoint: Endpoint | None = None
         self._gate: LoopGate | None = None
         self._context: Context | None = None
+
+    @property
+    def latencies(self) -> dict[str, Latency]:
+        """How long calls of each method took, waits for what was not there yet included."""
+        return {name: method.latency for name, method in self._methods.items()}
 
     async def start(self) -> str:
         """Listen; returns the bound address. WireError when the address cannot be used."""
@@ -121,6 +128,7 @@ class Server:
             task.add_done_callback(lambda _: self._running.pop(key))  # one cancelled early never runs a line of its own
 
     def _answer(self, key: tuple[bytes, int], method: Method, request: Any, seconds: float) -> None:
+        began = perf_counter()
         try:
             answer = method.call(request)
             if not isinstance(answer, asyncio.Future):
@@ -129,8 +137,11 @@ class Server:
                 self._reply(key, answer.result())
             else:
                 self._promise(key, method, answer, seconds)
+                answer.add_done_callback(lambda _: method.latency.add(perf_counter() - began))
+                return
         except Exception as error:
             self._raised(key, method, error)
+        method.latency.add(perf_counter() - began)
 
     def _promise(self, key: tuple[bytes, int], method: Method, answer: asyncio.Future[Any], seconds: float) -> None:
         late = False
@@ -174,7 +185,7 @@ class Server:
             raise RefusedError(f"{call.method}: {refusal.message}", reason=refusal.reason) from refusal
 
     async def _run(self, key: tuple[bytes, int], method: Method, request: Any, seconds: float) -> None:
-        task = asyncio.current_task()
+        task, began = asyncio.current_task(), perf_counter()
         assert task is not None
         timer = asyncio.get_running_loop().call_later(seconds, task.cancel)
         try:
@@ -186,6 +197,7 @@ class Server:
             self._raised(key, method, error)
         finally:
             timer.cancel()
+            method.latency.add(perf_counter() - began)
 
     def _raised(self, key: tuple[bytes, int], method: Method, error: Exception) -> None:
         """What the handler raises goes to the caller: one call's bug ends that call, not the node."""

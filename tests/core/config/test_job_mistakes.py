@@ -357,3 +357,10 @@ def test_a_single_error_is_raised_as_itself(write_job: WriteJob) -> None:
 
 def test_no_error_raises_nothing() -> None:
     raise_errors([])
+
+
+def test_a_place_where_metrics_cannot_be_served_is_named_with_what_to_say(errors_of: ErrorsOf) -> None:
+    (error,) = errors_of(("[storage]", '[network]\nmetrics = "9464"\n[storage]'))
+    assert "metrics at '9464'" in error
+    assert "[network] metrics" in error
+    assert "127.0.0.1:9464" in error
