@@ -127,3 +127,29 @@ def test_a_storage_that_refuses_every_row_stops_the_run_in_its_own_words(tmp_pat
     assert done.returncode == 1
     assert "this storage keeps nothing" in done.stderr
     assert audit_run(tmp_path / "run").ok
+
+
+WEIGHED = '''"""A storage that writes down how many bytes it keeps."""
+
+from pathlib import Path
+
+from headrace.testing import FakeStorage
+
+
+class Weighed(FakeStorage):
+    def put(self, batch):
+        kept = super().put(batch)
+        with Path(__file__).with_name("weights").open("a") as file:
+            print(self.stats().nbytes, file=file)
+        return kept
+'''
+CAPACITY = 4500
+
+
+def test_the_unit_of_a_run_keeps_no_more_than_its_capacity_and_producers_wait_instead(tmp_path: Path) -> None:
+    (tmp_path / "weighed.py").write_text(WEIGHED)
+    weighed = ("storage.use='./weighed.py:Weighed'", "phase.only.steps=6")
+    done = run(tmp_path, *weighed, f"storage.capacity={CAPACITY}")
+    assert done.returncode == 0, done.stderr
+    assert audit_run(tmp_path / "run").ok
+    assert max(map(int, (tmp_path / "weights").read_text().split())) <= CAPACITY

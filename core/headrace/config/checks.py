@@ -15,6 +15,7 @@ from headrace.config.inert import inert_settings
 from headrace.config.models import check_model, unbacked
 from headrace.config.network import check_network
 from headrace.config.places import check_run_directory
+from headrace.config.room import check_room
 from headrace.config.schema import Job, Phase
 from headrace.config.selections import Selected, Selections
 from headrace.contract import (
@@ -65,6 +66,7 @@ class _Checker:
 
     def run(self) -> None:
         self.errors += check_network(self.job)
+        self.errors += check_room(self.job)
         self.errors += check_model(self.job, self.plugins)
         self._rollout_capabilities()
         for index, phase in enumerate(self.job.phases):

@@ -73,6 +73,8 @@ class StorageConfig(PluginConfig):
 
     units: Few = 1
     """Processes that keep rows."""
+    capacity: Annotated[int, Field(ge=0, le=2**53)] = 0
+    """Bytes that each of them keeps before new rows wait; 0: no bound."""
 
 
 class LauncherConfig(PluginConfig):

@@ -18,6 +18,8 @@ from headrace.errors import LostRowsError, WireError
 from headrace.wire import Client
 
 DEADLINE = 60.0
+ROOM_DEADLINE = 7 * 24 * 3600.0
+"""How long a put waits for room: for as long as training takes, unless somebody says that the unit is lost."""
 UNIT_DEADLINE = 600.0
 """How long a put waits for a storage unit to be there."""
 
@@ -35,16 +37,24 @@ class AsyncPlane:
         self._turns = itertools.count()
 
     async def put(
-        self, partition: str, columns: Mapping[str, Column], *, rows: Array, tags: Mapping[str, Array] | None = None
+        self,
+        partition: str,
+        columns: Mapping[str, Column],
+        *,
+        rows: Array,
+        tags: Mapping[str, Array] | None = None,
+        fresh: bool = False,
     ) -> Noted:
-        """Store columns of ``rows``; answered when they are kept and the ledger knows, with what was not wanted."""
-        put = Put(partition, rows, dict(columns), 0, None if tags is None else dict(tags), self._name)
+        """Store columns of ``rows``; answered when they are kept and the ledger knows, with what was not wanted.
+        ``fresh``: the first columns of rows, which wait while the unit is full."""
+        put = Put(partition, rows, dict(columns), 0, None if tags is None else dict(tags), self._name, fresh)
+        deadline = ROOM_DEADLINE if fresh else DEADLINE
         while True:
             address = await self._next_unit()
             client = self._client(address)
             try:
                 return await client.call(
-                    "put", put, reply=Noted, deadline=DEADLINE, awaiting="a storage unit to keep rows"
+                    "put", put, reply=Noted, deadline=deadline, awaiting="a storage unit to keep rows"
                 )
             except WireError:
                 if self._clients.get(address) is client:

@@ -55,7 +55,8 @@ class Join(Message, frozen=True):
 class Put(Message, frozen=True):
     """Values to keep. ``rows``: int64, which rows get these columns; None for new rows, whose ids come back.
     ``version``: the policy version of new rows. ``tags``: numbers of each row
-    that the ledger hears too; ``producer``: who says so, where that matters."""
+    that the ledger hears too; ``producer``: who says so, where that matters; ``fresh``: these are the first columns of
+    ``rows``, and wait for room as new rows do."""
 
     partition: str
     rows: Array | None
@@ -63,6 +64,7 @@ class Put(Message, frozen=True):
     version: int
     tags: dict[str, Array] | None = None
     producer: str = ""
+    fresh: bool = False
 
 
 class Note(Message, frozen=True):

@@ -125,7 +125,7 @@ class UnitService:
             self._discard(region)
             raise
         try:
-            room = put.rows is not None or self._has_room(sizes.total)
+            room = not (put.rows is None or put.fresh) or self._has_room(sizes.total)
         except HeadraceError:
             self._discard(region)
             raise

@@ -20,6 +20,7 @@ from headrace.registry import build
 from headrace.run.directory import RunDirectory
 from headrace.run.plans import self_check_tolerance, stage_nodes
 from headrace.run.recovery import Recovery
+from headrace.run.room import watch_room
 from headrace.run.seeds import derive_seed
 from headrace.run.tasks import TasksIdentity, identify
 from headrace.services.controller import Controller
@@ -55,6 +56,7 @@ class Cluster:
         self._job = job
         self._directory = directory
         self._emit = emit
+        self._notice = notice
         self._sockets = OwnDirectory(tempfile.gettempdir(), "headrace-")
         self._background: set[asyncio.Task[None]] = set()
         self._clients: list[Client | AsyncPlane] = []
@@ -109,6 +111,8 @@ class Cluster:
         self.controller.supervisor = self.supervisor
         names = [f"rollout-{i}" for i in range(job.rollout.instances)]
         await self._launch_units()
+        if job.storage.capacity:
+            self.spawn(watch_room(self.ledger, lambda: self.controller.waits_for_batch, self._notice), "watch room")
         await self._launch_trainer()
         self.model_path = await self._model()
         await self._launch_rollouts(names)
@@ -130,7 +134,7 @@ class Cluster:
                 NodePlan(
                     name=name,
                     role="storage",
-                    setup=lambda: StorageSetup(storage=self._job.storage.spec),
+                    setup=lambda: StorageSetup(self._job.storage.spec, self._job.storage.capacity),
                     python=sys.executable,
                     threads=1,
                 )

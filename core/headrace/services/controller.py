@@ -190,6 +190,11 @@ class Controller:
         self._board.forget(item_key(group, evaluation=False) for group in dropped)
         return dropped
 
+    @property
+    def waits_for_batch(self) -> bool:
+        """Whether the trainer could begin, if there were a batch."""
+        return self._batch is not None and not self._batch.done()
+
     async def take_batch(self, *, in_parts: bool = False) -> Part:
         """The next training batch, as soon as the policy allows it; ``in_parts``: before that, groups that are sure to
         be in it, as they come."""
@@ -299,7 +304,7 @@ class Controller:
 
     def _go_on(self, flow: Flow) -> None:
         """Let the loop have what it waits for."""
-        if self._batch is not None and not self._batch.done() and (part := self._take(flow)) is not None:
+        if self.waits_for_batch and self._batch is not None and (part := self._take(flow)) is not None:
             self._batch.set_result(part)
         if self._publishable is not None and not self._publishable.done() and flow.may_publish():
             self._publishable.set_result(None)

@@ -15,9 +15,10 @@ from headrace.services.node import NodeService
 
 
 class StorageSetup(Message, frozen=True):
-    """Which storage a unit uses."""
+    """Which storage a unit uses. ``capacity``: bytes, above which new rows wait; 0 for no bound."""
 
     storage: PluginSpec
+    capacity: int = 0
 
 
 class StorageService(NodeService):
@@ -29,7 +30,7 @@ class StorageService(NodeService):
         storage = build(setup.storage)
         assert isinstance(storage, Storage)
         self._controller = self.network.client(spec.controller)
-        self._unit = unit_service(storage, ledger=RemoteLedger(self._controller))
+        self._unit = unit_service(storage, ledger=RemoteLedger(self._controller), capacity=setup.capacity)
 
     @property
     def served(self) -> tuple[object, ...]:

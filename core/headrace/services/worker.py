@@ -306,7 +306,7 @@ class WorkerService(NodeService):
         rows = _rows(item, members, episodes, scored.scores, versions)
         tags = {VERSION: rows.dense(VERSION), REWARD: rows.dense(REWARD)}
         stored = {name: rows.columns[name] for name in item.columns}
-        await self._plane.put(item.partition, stored, rows=rows.rows, tags=tags)
+        await self._plane.put(item.partition, stored, rows=rows.rows, tags=tags, fresh=True)
 
     # ------------------------------------------------------------ evaluation
 

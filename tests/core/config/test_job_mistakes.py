@@ -72,7 +72,7 @@ WITHOUT_STEPS = ("steps = 10\n", "")
         ("learning_rate = 0.1", "learning_rate = 0.1\nbetas = 3", "betas should be a list", "write a list"),
         ("largest = 9", "largest = 9\nworker = 2", "unknown key 'worker'", "rename it to workers"),
         ("learning_rate = 0.1", "learning_rate = 0.1\nbetas = [0.9]", "betas[1] is missing", ""),
-        ("[storage]", "[network]\nport = 1\n[storage]", "unknown key 'port'", "known here: host, transport"),
+        ("[storage]", "[network]\nport = 1\n[storage]", "unknown key 'port'", "known here: host, metrics, transport"),
         ("[storage]", '[network]\ntransport = "udp"\n[storage]', "transport should be 'ipc' or 'tcp'", ""),
         ('Relative"', 'Relative"\nclip = 0', "clip must be above 0, it is 0", "correct it"),
     ],
@@ -364,3 +364,12 @@ def test_a_place_where_metrics_cannot_be_served_is_named_with_what_to_say(errors
     assert "metrics at '9464'" in error
     assert "[network] metrics" in error
     assert "127.0.0.1:9464" in error
+
+
+def test_a_storage_that_no_batch_fits_is_refused_with_the_inequality(errors_of: ErrorsOf) -> None:
+    rows = 8 * 4
+    (error,) = errors_of(("[storage]", f"[storage]\nunits = 2\ncapacity = {rows * 39 // 2 - 1}"))
+    assert f"2 x {rows * 39 // 2 - 1} bytes < {rows} rows x 39 bytes" in error
+    assert "[storage] capacity" in error
+    assert "raise storage.capacity" in error
+    assert errors_of(("[storage]", f"[storage]\nunits = 2\ncapacity = {rows * 39 // 2}")) == []

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from headrace.dataplane import ColumnSchema, Partition, PartitionSpec
-from headrace.dataplane.messages import Granted, LeaseCall
+from headrace.dataplane.messages import Granted, LeaseCall, Noted, Put
 from headrace.dataplane.partition import Waiting
 from headrace.errors import DeadlineError
 from headrace.wire import BlockingClient
@@ -206,3 +206,19 @@ async def test_those_that_gave_up_behind_one_that_waits_are_forgotten() -> None:
     assert len(waiting) == 1
     assert sum(map(len, waiting._heaps.values())) < 100
     patient.cancel()
+
+
+def test_first_columns_of_rows_wait_for_room_and_further_ones_never_do(world: World) -> None:
+    unit = world.unit(capacity=16)
+    spec = PartitionSpec(
+        "run", {"a": ColumnSchema("float64"), "b": ColumnSchema("float64")}, {"train": ("a", "b")}, group_size=2
+    )
+    partition = world.plane().create(spec)
+    rows = partition.put({"a": np.zeros(2)})
+    fresh = world.say(unit, "put", Put("run", rows, {"b": np.ones(2)}, 0, fresh=True), Noted)
+    assert not fresh.answer.done()
+    other = partition.put({"b": np.zeros(2)}, rows=rows, deadline=1)
+    assert other.tolist() == rows.tolist()
+    assert partition.stats().rows == 2
+    partition.acknowledge(partition.lease("train", 1))
+    assert world.outcome(fresh).refused.tolist() == [2, 2], "late: it heard when there was room, and not before"
