@@ -11,8 +11,9 @@ from typing import Any
 from headrace.contract import Array, Column, Region, SharedMemory, Storage
 from headrace.dataplane.links import LedgerLink
 from headrace.dataplane.messages import Fetch, Found, Put, PutPlaced, Reserve, Reserved
+from headrace.dataplane.pending import Pending
 from headrace.dataplane.shared import SHARED_BYTES
-from headrace.dataplane.unit import Pending, UnitService, lost_rows, stored_names
+from headrace.dataplane.unit import UnitService, lost_rows, stored_names
 from headrace.wire import rpc
 
 

@@ -59,14 +59,14 @@ def test_a_schema_that_still_fits_is_asked_for_anew_when_the_partition_is_anothe
 
 
 def test_rows_of_a_partition_that_is_removed_are_gone_and_their_memory_too(plane: DataPlane) -> None:
-    partition = plane.create(FLOATS)
+    other, partition = plane.create(OTHER), plane.create(FLOATS)
     for _ in range(3):
         partition.put(ONES)
     held = partition.lease("train", 1)
     given_up = partition.lease("train", 1)
     partition.drop([int(given_up.rows[0]) // 2])
     plane.remove("phase")
-    assert partition.unit_stats()[0].nbytes == 0
+    assert other.unit_stats()[0].nbytes == 0
     with pytest.raises(LostRowsError):
         partition.get(held)
     with pytest.raises(ContractError, match="no partition 'phase'"):
