@@ -30,6 +30,7 @@ class MetricsPage:
         self._listen = listen
         self._collect = collect
         self._server: asyncio.Server | None = None
+        self._answering: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> str:
         """Serve; returns where, with the port that the system chose for port 0. ConfigError when that is taken."""
@@ -48,11 +49,18 @@ class MetricsPage:
         return f"{host}:{self._server.sockets[0].getsockname()[1]}"
 
     async def close(self) -> None:
-        """Twice is fine."""
+        """Who waits for an answer gets none. Twice is fine."""
         if self._server is not None:
             self._server.close()
+        answering = list(self._answering)
+        for task in answering:
+            task.cancel()
+        await asyncio.gather(*answering, return_exceptions=True)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._answering.add(task)
         try:
             async with asyncio.timeout(_REQUEST_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -60,7 +68,10 @@ class MetricsPage:
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # of whoever asked: nobody else need know
+        except asyncio.CancelledError:
+            pass  # by close: asyncio would log it as a fault
         finally:
+            self._answering.discard(task)
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -165,3 +166,23 @@ async def test_a_port_that_is_taken_is_named() -> None:
     with pytest.raises(ConfigError, match=f"cannot be served at {taken}"):
         await MetricsPage(taken, nothing).start()
     await first.close()
+
+
+async def test_who_asks_while_the_page_closes_is_let_go_without_a_fault(caplog: pytest.LogCaptureFixture) -> None:
+    asked = asyncio.Event()
+
+    async def never() -> list[object]:
+        asked.set()
+        await asyncio.Event().wait()
+        return []
+
+    page = MetricsPage("127.0.0.1:0", never)
+    host, _, port = (await page.start()).rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+    await asked.wait()
+    await page.close()
+    assert await reader.read() == b""
+    writer.close()
+    await writer.wait_closed()
+    assert not caplog.records
