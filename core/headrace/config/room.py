@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.config.schema import Job
 from headrace.errors import StalenessError
 
-SMALLEST_ROW = 39
+SMALLEST_ROW = 31
 """Bytes of a row of two tokens, one asked and one answered: what its columns take at least."""
 
 

@@ -368,8 +368,8 @@ def test_a_place_where_metrics_cannot_be_served_is_named_with_what_to_say(errors
 
 def test_a_storage_that_no_batch_fits_is_refused_with_the_inequality(errors_of: ErrorsOf) -> None:
     rows = 8 * 4
-    (error,) = errors_of(("[storage]", f"[storage]\nunits = 2\ncapacity = {rows * 39 // 2 - 1}"))
-    assert f"2 x {rows * 39 // 2 - 1} bytes < {rows} rows x 39 bytes" in error
+    (error,) = errors_of(("[storage]", f"[storage]\nunits = 2\ncapacity = {rows * 31 // 2 - 1}"))
+    assert f"2 x {rows * 31 // 2 - 1} bytes < {rows} rows x 31 bytes" in error
     assert "[storage] capacity" in error
     assert "raise storage.capacity" in error
-    assert errors_of(("[storage]", f"[storage]\nunits = 2\ncapacity = {rows * 39 // 2}")) == []
+    assert errors_of(("[storage]", f"[storage]\nunits = 2\ncapacity = {rows * 31 // 2}")) == []

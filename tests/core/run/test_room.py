@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from headrace.config.room import SMALLEST_ROW
+from headrace.contract import AlgorithmNeeds
 from headrace.dataplane.messages import UnitFigures
-from headrace.run.columns import phase_partition
+from headrace.run.columns import flow_columns, phase_partition
 from headrace.run.room import STILL, watch_room
 
 FULL = UnitFigures(rows=30, nbytes=1300, capacity=1400, waiting=2, waiting_bytes=600, refused={})
@@ -57,6 +58,7 @@ async def test_a_run_that_stands_still_for_want_of_room_says_so_once_each_time(
 
 
 def test_the_smallest_row_is_one_of_two_tokens_in_the_columns_of_a_run() -> None:
-    columns = phase_partition("any", group_size=1).columns.values()
+    least = flow_columns(AlgorithmNeeds(rollout=False, behaviour_logprobs=False), apart=False)
+    columns = phase_partition("any", least, group_size=1).columns.values()
     sizes = [np.dtype(column.dtype).itemsize * prod(column.shape) * (2 if column.ragged else 1) for column in columns]
     assert sum(sizes) == SMALLEST_ROW
