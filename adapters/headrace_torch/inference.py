@@ -11,14 +11,15 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from headrace.contract.columns import Array
-from headrace.contract.generation import EngineHealth, GenerationOutput, GenerationRequest
+from headrace.contract.generation import EngineHealth, GenerationOutput, GenerationRequest, RequestState
 from headrace.contract.inference import (
     InferenceCapabilities,
     InferenceContext,
     InferenceEngine,
+    KVMigration,
     MultiVersion,
     Scoring,
     WeightUpdate,
@@ -26,15 +27,15 @@ from headrace.contract.inference import (
 from headrace.contract.weights import WeightManifest
 from headrace.errors import EngineError
 from headrace_torch.device import check_device
+from headrace_torch.request_states import kv_fingerprint, state_problems
+from headrace_torch.weight_update import TorchWeightUpdate
 
 if TYPE_CHECKING:
     from headrace_torch.decode.scheduler import Scheduler
     from headrace_torch.decode.session import DecodeSession
     from headrace_torch.decode.staging import StagedWeights
 
-
-_COPIED_IN_PLACE = 1 << 18
-"""Bytes of a tensor that the event loop copies itself: handing it to a thread would take longer."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ class TorchInferenceSettings:
             raise ValueError(f"max_length must be at least 2, got {self.max_length}")
 
 
-class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring):
+class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring, KVMigration):
     """Embedded engine: no server, no compilation; made for models that fit one device."""
 
     Settings = TorchInferenceSettings
@@ -76,6 +77,8 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring):
         self._open: dict[str, int] = {}
         """Version of every request that has no final output yet."""
         self._updates: dict[int, TorchWeightUpdate] = {}
+        self._asked: set[asyncio.Future[Any]] = set()
+        """Answers that the decode thread owes."""
 
     @classmethod
     def preflight(cls, settings: Any, *, directory: str, origin: Callable[[str], str]) -> None:
@@ -90,6 +93,7 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring):
             live_versions=settings.live_versions,
             deterministic=True,
             scoring=True,
+            kv_migration=True,
             dtype=settings.dtype,
             max_length=settings.max_length,
         )
@@ -121,8 +125,8 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring):
             known.add(request.request_id)
             self._check(request, vocabulary=session.config.vocab_size)
         self._open.update((request.request_id, request.version) for request in requests)
-        accepted = tuple(requests)
-        session.worker.post(lambda scheduler: scheduler.submit(accepted))
+        fresh = [RequestState.unbegun(request) for request in requests]
+        session.worker.post(lambda scheduler: scheduler.submit(fresh))
 
     def _check(self, request: GenerationRequest, *, vocabulary: int) -> None:
         sampling, prompt = request.sampling, request.prompt
@@ -130,11 +134,7 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring):
             raise ValueError(f"temperature > 0, max_new_tokens >= 1 and a 64-bit seed expected, got {sampling}")
         if len(prompt) < 1:
             raise ValueError(f"the prompt of request {request.request_id!r} is empty")
-        if request.version not in self._live:
-            raise self._error(
-                f"request {request.request_id!r} asks for version {request.version}; live are {sorted(self._live)}",
-                fix="commit that version first, or ask for a live one",
-            )
+        self._require_live(request.version, f"request {request.request_id!r} asks for version {request.version}")
         if prompt.min() < 0 or prompt.max() >= vocabulary:
             raise self._error(
                 f"the prompt of request {request.request_id!r} has token ids outside 0 to {vocabulary - 1} "
@@ -156,23 +156,77 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring):
 
     async def score(self, tokens: Array, *, version: int, temperature: float) -> Array:
         """Between two decode steps."""
-        session, loop = self._serving(), asyncio.get_running_loop()
+        self._require_live(version, f"tokens to score under version {version}")
+        return await self._ask(lambda scheduler: scheduler.score(version, tokens, temperature))
+
+    def _require_live(self, version: int, what: str) -> None:
         if version not in self._live:
             raise self._error(
-                f"tokens to score under version {version}; live are {sorted(self._live)}",
-                fix="commit that version first, or ask for a live one",
+                f"{what}; live are {sorted(self._live)}", fix="commit that version first, or ask for a live one"
             )
-        scored: asyncio.Future[Array] = loop.create_future()
 
-        def give(values: Array) -> None:
-            if not scored.done():
-                scored.set_result(values)
+    async def _ask(
+        self, question: Callable[[Scheduler], T], *, unheard: Callable[[Scheduler, T], None] = lambda _, answer: None
+    ) -> T:
+        """What the decode thread answers between two steps. ``unheard``: what it does with its answer when whoever
+        asked was cancelled meanwhile."""
+        session, loop = self._serving(), asyncio.get_running_loop()
+        answered: asyncio.Future[T] = loop.create_future()
+
+        def give(answer: T) -> None:
+            if answered.done():
+                session.worker.post(lambda scheduler: unheard(scheduler, answer))
+            else:
+                answered.set_result(answer)
 
         def call(scheduler: Scheduler) -> None:
-            loop.call_soon_threadsafe(give, scheduler.score(version, tokens, temperature))
+            loop.call_soon_threadsafe(give, question(scheduler))
 
+        self._asked.add(answered)
+        answered.add_done_callback(self._asked.discard)
         session.worker.post(call)
-        return await scored
+        try:
+            return await answered
+        except asyncio.CancelledError:
+            if answered.done() and not answered.cancelled():  # answered, and cancelled before it was heard
+                give(answered.result())
+            raise
+
+    def fingerprint(self, version: int) -> str:
+        """Of the model's shape, the dtype, the layout and the weights."""
+        session = self._serving()
+        self._require_live(version, f"the keys and values of version {version} are asked about")
+        return kv_fingerprint(session.config, dtype=self._options.dtype, digest=self._live[version])
+
+    async def export_request(self, request_id: str) -> RequestState | None:
+        """Between two decode steps."""
+        version = self._open.get(request_id)
+        if version is None:
+            return None
+        fingerprint = self.fingerprint(version)
+        state = await self._ask(
+            lambda scheduler: scheduler.take(request_id, fingerprint=fingerprint),
+            unheard=lambda scheduler, state: scheduler.put_back(state),
+        )
+        if state is not None:
+            del self._open[request_id]
+        return state
+
+    async def import_request(self, state: RequestState) -> None:
+        """It goes before requests that have not begun."""
+        session, request = self._serving(), state.request
+        if request.request_id in self._open:
+            raise ValueError(f"request {request.request_id!r} is open already")
+        self._check(request, vocabulary=session.config.vocab_size)
+        fingerprint = self.fingerprint(request.version)
+        problems = state_problems(state, session.config, dtype=self._options.dtype, fingerprint=fingerprint)
+        if problems:
+            raise self._error(
+                f"request {request.request_id!r} cannot go on here: {'; '.join(problems)}",
+                fix="move requests between instances of the same engine, model, dtype and weights",
+            )
+        self._open[request.request_id] = request.version
+        session.worker.post(lambda scheduler: scheduler.submit([state]))
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End requests; their last output follows on :meth:`outputs`. Without a decode thread nothing is open."""
@@ -244,6 +298,7 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring):
             waiting=len(self._open) - running,
             kv_used=status.running / self._options.slots,
             generated_tokens=status.generated_tokens,
+            prefilled_tokens=status.prefilled_tokens,
             digests={version: digest for version, digest in self._live.items() if digest is not None},
         )
 
@@ -270,6 +325,9 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring):
             message = getattr(failure, "message", None) or f"decoding failed: {failure!r}"
             self._failure = self._error(f"{message} (live versions {sorted(self._live)})", fix=fix)
             self._failure.__cause__ = failure
+        for answered in list(self._asked):
+            if not answered.done():
+                answered.set_exception(self._failure or self._error("closed", fix="use no engine after close()"))
         self._outputs.put_nowait(None)
 
     def _serving(self) -> DecodeSession:
@@ -281,49 +339,6 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring):
 
     def _error(self, message: str, *, fix: str) -> EngineError:
         return EngineError(f"instance {self._name!r}: {message}", origin="headrace_torch inference engine", fix=fix)
-
-
-class TorchWeightUpdate(WeightUpdate):
-    """Stages tensors on a helper thread, so that neither the event loop nor decoding waits for them."""
-
-    def __init__(self, engine: TorchInferenceEngine, manifest: WeightManifest, staged: StagedWeights | None) -> None:
-        """``staged``: None for a version that is live already."""
-        self._engine = engine
-        self._manifest = manifest
-        self._staged = staged
-        self._live = staged is None
-        self._lock = asyncio.Lock()
-
-    async def apply(self, name: str, tensor: Array) -> None:
-        """Copy one tensor. What is wrong with it is told at :meth:`commit`."""
-        async with self._lock:
-            if self._live:
-                return
-            stage = self._open_stage()
-            if tensor.nbytes <= _COPIED_IN_PLACE:
-                stage.put(name, tensor)
-            else:
-                await asyncio.to_thread(stage.put, name, tensor)
-
-    async def commit(self) -> None:
-        """Verify all tensors and make the version live."""
-        async with self._lock:
-            if not self._live:
-                self._engine._commit(self._manifest, self._open_stage())
-                self._live, self._staged = True, None
-
-    async def abort(self) -> None:
-        """Free what was staged; a committed version stays live."""
-        async with self._lock:
-            self._staged = None
-
-    def _open_stage(self) -> StagedWeights:
-        if self._staged is None:
-            raise self._engine._error(
-                f"the update to version {self._manifest.version} was aborted or replaced by another one",
-                fix="begin the update again",
-            )
-        return self._staged
 
 
 def _open(settings: TorchInferenceSettings, context: InferenceContext, deliver: Any, closed: Any) -> DecodeSession:

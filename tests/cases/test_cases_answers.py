@@ -41,7 +41,8 @@ from headrace.contract.columns import (
 from headrace.errors import ContractError, RunError
 from headrace.registry import PluginSpec
 from headrace.run.loop import MAX_SKIPPED_IN_A_ROW, TrainingLoop
-from headrace.services.messages import GenerateCall, NodeSpec, RolloutSetup, TrainReply
+from headrace.services.messages import NodeSpec, RolloutSetup, TrainReply
+from headrace.services.request_messages import GenerateCall
 from headrace.services.rollout import RolloutService
 from headrace.testing import FakeInferenceEngine
 from headrace.wire import Network
@@ -257,7 +258,9 @@ async def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
         sampling = Sampling(max_new_tokens=6)
         request = GenerationRequest(request_id=name, prompt=PROMPT, sampling=sampling, version=1)
         async with asyncio.timeout(DEADLINE):
-            return await service.generate(GenerateCall(request=request))
+            completion = (await service.generate(GenerateCall(request=request))).completion
+        assert completion is not None
+        return completion
 
     yield ask
     await service.cancel_background()

@@ -19,6 +19,7 @@ from headrace.contract import (
     GenerationOutput,
     GenerationRequest,
     InferenceContext,
+    RequestState,
     Sampling,
     TensorInfo,
     WeightManifest,
@@ -183,7 +184,7 @@ def test_E06_an_aborted_answer_keeps_its_tokens_and_can_be_resumed() -> None:
             outputs |= {o.request_id: o for o in scheduler.step()}
         return outputs
 
-    requests = [ask(i, [i], max_new_tokens=2 if i == 7 else 20, greedy=True) for i in range(8)]
+    requests = [RequestState.unbegun(ask(i, [i], max_new_tokens=2 if i == 7 else 20, greedy=True)) for i in range(8)]
     scheduler.submit(requests)
     whole = run()
     scheduler.submit(requests)
@@ -196,7 +197,8 @@ def test_E06_an_aborted_answer_keeps_its_tokens_and_can_be_resumed() -> None:
         "7": (2, "length"),
     }
     prefixes = {i: np.concatenate([[int(i)], found[i].token_ids]) for i in "035"}
-    scheduler.submit([ask(i, prefix, max_new_tokens=18, greedy=True) for i, prefix in prefixes.items()])
+    again = [ask(i, prefix, max_new_tokens=18, greedy=True) for i, prefix in prefixes.items()]
+    scheduler.submit([RequestState.unbegun(request) for request in again])
     rest = run()
     assert sorted(rest) == list("0123456")
     for i, output in whole.items():

@@ -11,6 +11,7 @@ from headrace.contract import Batch, Completion, Ragged, VersionSpan, WeightMani
 from headrace.errors import EngineError
 from headrace.services.fleet import Fleet
 from headrace.services.messages import Published, VersionLoaded
+from headrace.services.request_messages import Generated
 
 SAMPLED = np.array([3, 4, 5], dtype=np.int32)
 DIGEST = "d"
@@ -29,7 +30,8 @@ class Node:
             return VersionLoaded(version=request.version, digest=DIGEST, seconds=0.0, logprobs=scored)
         if method == "generate":
             span = VersionSpan(version=0, start=0, stop=len(SAMPLED))
-            return Completion(token_ids=SAMPLED, logprobs=LOGPROBS, spans=(span,), finish_reason="length")
+            completion = Completion(token_ids=SAMPLED, logprobs=LOGPROBS, spans=(span,), finish_reason="length")
+            return Generated(completion=completion)
         if method == "retire_version":
             return None
         values = with_prompt(LOGPROBS + self._gap)

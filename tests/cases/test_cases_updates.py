@@ -23,7 +23,8 @@ from headrace.contract import (
 )
 from headrace.errors import EngineError, WireError
 from headrace.registry import PluginSpec
-from headrace.services.messages import GenerateCall, LoadCall, NodeSpec, Probe, RolloutSetup
+from headrace.services.messages import LoadCall, NodeSpec, Probe, RolloutSetup
+from headrace.services.request_messages import GenerateCall
 from headrace.services.rollout import RolloutService
 from headrace.testing import FakeTrainingEngine, FakeWeightTransport
 from headrace.testing.suites.serving import manifest_of, other_policy
@@ -164,7 +165,9 @@ class Instance:
     async def answer(self, version: int) -> list[int]:
         sampling = Sampling(max_new_tokens=8, seed=5)
         request = GenerationRequest(request_id=f"{version}", prompt=TOKENS[:2], sampling=sampling, version=version)
-        return (await self.service.generate(GenerateCall(request=request))).token_ids.tolist()
+        completion = (await self.service.generate(GenerateCall(request=request))).completion
+        assert completion is not None
+        return completion.token_ids.tolist()
 
 
 @pytest.fixture

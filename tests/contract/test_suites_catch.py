@@ -20,13 +20,12 @@ SUITES = sorted(path.stem for path in BROKEN.glob("*.py"))
 
 
 def rules_of(suite: str) -> set[str]:
-    """The tests of the suite that lives in this module of :mod:`headrace.testing.suites`, less those of every role."""
-    (contract,) = (
-        cls
-        for _, cls in inspect.getmembers(suites, inspect.isclass)
-        if cls.__module__ == f"{suites.__name__}.{suite}" and cls.__name__.endswith("Contract")
-    )
-    return proofs_of(contract) - (set() if suite == "plugin" else proofs_of(suites.PluginContract))
+    """The tests of the suite that lives in this module of :mod:`headrace.testing.suites`, less those of the suites that
+    it contains."""
+    all_of_them = {cls for _, cls in inspect.getmembers(suites, inspect.isclass) if cls.__name__.endswith("Contract")}
+    (contract,) = (cls for cls in all_of_them if cls.__module__ == f"{suites.__name__}.{suite}")
+    contained = all_of_them & set(contract.__mro__[1:])
+    return proofs_of(contract).difference(*map(proofs_of, contained))
 
 
 def proofs_of(contract: type) -> set[str]:

@@ -6,9 +6,14 @@ step works on views and never gathers. Unused entries are finite, because attent
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.contract.columns import Array
+from headrace_torch.arrays import as_numpy, as_tensor
 from headrace_torch.model import ModelConfig
 
 _LEAST_ROWS = 8
@@ -58,6 +63,16 @@ class KeyValueArena:
         source = torch.tensor(sources, device=self._device)
         target = torch.tensor(targets, device=self._device)
         used.index_copy_(2, target, used.index_select(2, source))
+
+    def read(self, row: int, *, length: int) -> tuple[Array, ...]:
+        """A copy of the first ``length`` tokens of a row, per layer [2, KV, length, D]: keys, then values."""
+        used = self._store[:, :, row, :, :length].clone(memory_format=torch.contiguous_format)
+        return tuple(as_numpy(used.cpu()))
+
+    def write(self, row: int, kv: Sequence[Array]) -> None:
+        """The first tokens of a row, as :meth:`read` gave them; there is room for them."""
+        for layer, array in zip(self._store, kv, strict=True):
+            layer[:, row, :, : array.shape[2]] = as_tensor(np.require(array, requirements="W"))
 
 
 def _grown(now: int, need: int, *, least: int, most: int) -> int:

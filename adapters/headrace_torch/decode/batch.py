@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headrace.contract.columns import Array
-from headrace.contract.generation import GenerationOutput, GenerationRequest
+from headrace.contract.generation import GenerationOutput, RequestState
 from headrace.errors import EngineError
 from headrace_torch.decode.arena import KeyValueArena
 from headrace_torch.decode.attention import Prompts, Running, StepAttention, length_bias
@@ -41,6 +41,7 @@ class VersionBatch:
         self._arena = KeyValueArena(
             model.config, rows=slots, length=max_length, dtype=weight.dtype, device=self._device
         )
+        self.prefilled_tokens = 0
         self._streaming = 0
         self._changed = False
         """Rows joined or left since they were last sorted."""
@@ -53,17 +54,17 @@ class VersionBatch:
         """Sequences being decoded."""
         return self._rows.count
 
-    def step(self, joining: Sequence[GenerationRequest]) -> list[GenerationOutput]:
+    def step(self, joining: Sequence[RequestState]) -> list[GenerationOutput]:
         """Admit ``joining`` and sample one token for every sequence. Outputs of those that stream or end."""
+        self._append([state for state in joining if state.kv])
         rows, running = self._rows, self._rows.count
         if self._changed:
             self._sort()
         tokens, positions = rows.token[:running].copy(), rows.position[:running].copy()
-        if joining:
-            rows.append(joining)
-            self._streaming += sum(request.stream for request in joining)
-            self._changed = True
-        sampled, logprobs = self._sample(self._hidden(tokens, positions, joining))
+        prefilled = [_known_tokens(state) for state in joining if not state.kv]
+        self._append([state for state in joining if not state.kv])
+        self.prefilled_tokens += sum(map(len, prefilled))
+        sampled, logprobs = self._sample(self._hidden(tokens, positions, prefilled))
         if not np.isfinite(logprobs).all():
             bad = rows.requests[int(np.flatnonzero(~np.isfinite(logprobs))[0])].request_id
             raise EngineError(
@@ -88,6 +89,29 @@ class VersionBatch:
             self._remove(gone)
         return outputs
 
+    def take(self, request_id: str, *, fingerprint: str) -> RequestState | None:
+        """Let a sequence go, to go on elsewhere; None when it is not here."""
+        for row, request in enumerate(self._rows.requests):
+            if request.request_id == request_id:
+                kv = self._arena.read(row, length=int(self._rows.position[row]))
+                state = self._rows.state(row, fingerprint=fingerprint, kv=kv)
+                self._remove([row])
+                return state
+        return None
+
+    def _append(self, states: Sequence[RequestState]) -> None:
+        """New rows, with the keys and values that they bring."""
+        if not states:
+            return
+        first = self._rows.count
+        self._rows.append(states)
+        self._streaming += sum(state.request.stream for state in states)
+        self._changed = True
+        if states[0].kv:
+            self._arena.reserve(rows=self._rows.count, length=int(self._rows.position[first : self._rows.count].max()))
+            for row, state in enumerate(states, start=first):
+                self._arena.write(row, state.kv)
+
     def _remove(self, gone: list[int]) -> None:
         self._streaming -= sum(self._rows.requests[row].stream for row in gone)
         self._move(*self._rows.remove(gone))
@@ -105,15 +129,15 @@ class VersionBatch:
         if sources:
             self._arena.move(sources, targets, length=int(self._rows.position[targets].max()))
 
-    def _hidden(self, tokens: Array, positions: Array, joining: Sequence[GenerationRequest]) -> Tensor:
-        """[n, d]: the last hidden state of every row; ``tokens``, ``positions``: of the rows running before."""
+    def _hidden(self, tokens: Array, positions: Array, joining: Sequence[Array]) -> Tensor:
+        """[n, d]: the last hidden state of every row. ``tokens``, ``positions``: of the rows whose keys and values are
+        there; ``joining``: all tokens of each of the others."""
         running = len(tokens)
         owners = np.arange(running)
-        lengths = np.array([len(request.prompt) for request in joining], np.int64)
+        lengths = np.array([len(known) for known in joining], np.int64)
         if joining:
-            prompt_positions = _ramps(lengths)
-            tokens = np.concatenate([tokens, *(request.prompt for request in joining)])
-            positions = np.concatenate([positions, prompt_positions])
+            tokens = np.concatenate([tokens, *joining])
+            positions = np.concatenate([positions, _ramps(lengths)])
             owners = np.concatenate([owners, np.repeat(np.arange(running, self._rows.count), lengths)])
         self._arena.reserve(rows=self._rows.count, length=int(positions.max()) + 1)
         attention = self._attention(running, positions, owners, lengths)
@@ -170,6 +194,11 @@ class VersionBatch:
 
     def _tensor(self, array: Array) -> Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+def _known_tokens(state: RequestState) -> Array:
+    """int32: prompt, and the answer so far."""
+    return np.concatenate([state.request.prompt, state.token_ids]) if len(state.token_ids) else state.request.prompt
 
 
 def _ramps(lengths: Array) -> Array:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from headrace.contract.columns import Array
-from headrace.contract.generation import FinishReason, GenerationOutput, GenerationRequest, VersionSpan
+from headrace.contract.generation import FinishReason, GenerationOutput, GenerationRequest, RequestState, VersionSpan
 from headrace_torch.decode.sampling import streams
 
 _NO_STOP = -1
@@ -24,6 +24,8 @@ class Rows:
         self._version = version
         self._max_length = max_length
         self.requests: list[GenerationRequest] = []
+        self.earlier: list[tuple[VersionSpan, ...]] = []
+        """Of the tokens that a sequence came with."""
         self.position = np.zeros(capacity, np.int64)
         """Position of ``token``, which no key exists for yet."""
         self.token = np.zeros(capacity, np.int64)
@@ -31,6 +33,8 @@ class Rows:
         self.generated = np.zeros(capacity, np.int64)
         self.limit = np.zeros(capacity, np.int64)
         """Tokens after which a sequence ends: its budget, or the end of the context."""
+        self.came_with = np.zeros(capacity, np.int64)
+        """Tokens of the answer that were there when a sequence joined."""
         self.temperature = np.ones(capacity, np.float32)
         self.greedy = np.zeros(capacity, np.bool_)
         self.stream_start = np.zeros(capacity, np.uint64)
@@ -45,17 +49,19 @@ class Rows:
         """Running sequences."""
         return len(self.requests)
 
-    def append(self, requests: Sequence[GenerationRequest]) -> None:
+    def append(self, states: Sequence[RequestState]) -> None:
         """New rows at the end, in order."""
-        first, last = self.count, self.count + len(requests)
-        self.requests.extend(requests)
-        lengths = np.array([len(r.prompt) for r in requests], np.int64)
-        samplings = [r.sampling for r in requests]
+        first, last = self.count, self.count + len(states)
+        self.requests.extend(s.request for s in states)
+        self.earlier.extend(s.spans for s in states)
+        prompts = np.array([len(s.request.prompt) for s in states], np.int64)
+        answers = np.array([len(s.token_ids) for s in states], np.int64)
+        samplings = [s.request.sampling for s in states]
         budgets = np.array([s.max_new_tokens for s in samplings], np.int64)
-        self.position[first:last] = lengths - 1
-        self.generated[first:last] = 0
-        self.sent[first:last] = 0
-        self.limit[first:last] = np.minimum(budgets, self._max_length - lengths)
+        self.position[first:last] = prompts + answers - 1
+        self.generated[first:last] = self.came_with[first:last] = answers
+        self.sent[first:last] = [s.reported for s in states]
+        self.limit[first:last] = np.minimum(budgets, self._max_length - prompts)
         self.temperature[first:last] = [s.temperature for s in samplings]
         self.greedy[first:last] = [s.greedy for s in samplings]
         self.stream_start[first:last] = streams(np.array([s.seed for s in samplings], np.uint64))
@@ -63,6 +69,10 @@ class Rows:
         self.stops[first:last] = _NO_STOP
         for row, sampling in enumerate(samplings, start=first):
             self.stops[row, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
+        for row in (first + np.flatnonzero(answers)).tolist():
+            state, length = states[row - first], self.generated[row]
+            self.tokens[row, :length], self.logprobs[row, :length] = state.token_ids, state.logprobs
+            self.token[row] = state.token_ids[-1]
 
     def _reserve(self, length: int, stops: int) -> None:
         if length > self.tokens.shape[1]:
@@ -96,9 +106,31 @@ class Rows:
             request_id=self.requests[row].request_id,
             token_ids=self.tokens[row, start:stop].copy(),
             logprobs=self.logprobs[row, start:stop].copy(),
-            spans=(VersionSpan(version=self._version, start=start, stop=stop),) if stop > start else (),
+            spans=spans_between(self._spans(row), start, stop),
             finish_reason=finish_reason,
         )
+
+    def state(self, row: int, *, fingerprint: str, kv: tuple[Array, ...]) -> RequestState:
+        """``row`` with everything that it needs to go on elsewhere."""
+        length = int(self.generated[row])
+        return RequestState(
+            request=self.requests[row],
+            token_ids=self.tokens[row, :length].copy(),
+            logprobs=self.logprobs[row, :length].copy(),
+            spans=self._spans(row),
+            reported=int(self.sent[row]),
+            fingerprint=fingerprint,
+            kv=kv,
+        )
+
+    def _spans(self, row: int) -> tuple[VersionSpan, ...]:
+        """Of all its tokens; neighbours of one version are one."""
+        earlier, start, stop = self.earlier[row], int(self.came_with[row]), int(self.generated[row])
+        if start == stop:
+            return earlier
+        if earlier and earlier[-1].version == self._version:
+            earlier, start = earlier[:-1], earlier[-1].start
+        return (*earlier, VersionSpan(version=self._version, start=start, stop=stop))
 
     def remove(self, rows: Sequence[int]) -> tuple[list[int], list[int]]:
         """Drop ``rows`` (ascending). Returns the moves that closed the holes: sources, targets."""
@@ -107,15 +139,16 @@ class Rows:
         sources = [row for row in range(left, self.count) if row not in gone]
         targets = [row for row in rows if row < left]
         self.move(sources, targets)
-        del self.requests[left:]
+        del self.requests[left:], self.earlier[left:]
         return sources, targets
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Overwrite rows ``targets`` with rows ``sources``, all at once."""
         if not sources:
             return
-        for target, request in zip(targets, [self.requests[row] for row in sources], strict=True):
-            self.requests[target] = request
+        moved = [(self.requests[row], self.earlier[row]) for row in sources]
+        for target, (request, earlier) in zip(targets, moved, strict=True):
+            self.requests[target], self.earlier[target] = request, earlier
         for column in self._columns():
             column[targets] = column[sources]
 
@@ -125,6 +158,7 @@ class Rows:
             self.token,
             self.generated,
             self.limit,
+            self.came_with,
             self.temperature,
             self.greedy,
             self.stream_start,
@@ -133,3 +167,9 @@ class Rows:
             self.tokens,
             self.logprobs,
         )
+
+
+def spans_between(spans: Sequence[VersionSpan], start: int, stop: int) -> tuple[VersionSpan, ...]:
+    """The parts of ``spans`` that cover tokens ``start <= t < stop``."""
+    cut = ((span.version, max(span.start, start), min(span.stop, stop)) for span in spans)
+    return tuple(VersionSpan(version=v, start=first, stop=last) for v, first, last in cut if first < last)

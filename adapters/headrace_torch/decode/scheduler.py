@@ -1,7 +1,7 @@
 """Who decodes when: waiting requests, slots, live policy versions. Synchronous; one thread calls it.
 
-Invariants: requests are admitted in the order they were submitted, whatever their version; all versions
-together never run more than ``slots`` sequences.
+Invariants: requests are admitted in the order they were submitted, whatever their version, but those that had begun
+elsewhere go first; all versions together never run more than ``slots`` sequences.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import torch
 
 from headrace.contract.columns import Array
-from headrace.contract.generation import FinishReason, GenerationOutput, GenerationRequest, empty_tokens
+from headrace.contract.generation import FinishReason, GenerationOutput, RequestState
 from headrace_torch.decode.batch import VersionBatch
+from headrace_torch.decode.rows import spans_between
 from headrace_torch.decode.scoring import token_logprobs
 from headrace_torch.model import Decoder
 
@@ -27,14 +28,20 @@ class Scheduler:
     def __init__(self, *, slots: int, max_length: int) -> None:
         self._slots = slots
         self._max_length = max_length
-        self._waiting: deque[GenerationRequest] = deque()
+        self._waiting: deque[RequestState] = deque()
         self._batches: dict[int, VersionBatch] = {}
         self.generated_tokens = 0
+        self._retired_prefilled = 0
 
     @property
     def running(self) -> int:
         """Sequences being decoded, all versions together."""
         return sum(batch.running for batch in self._batches.values())
+
+    @property
+    def prefilled_tokens(self) -> int:
+        """Since the start: see :class:`~headrace.contract.generation.EngineHealth`."""
+        return self._retired_prefilled + sum(batch.prefilled_tokens for batch in self._batches.values())
 
     @property
     def idle(self) -> bool:
@@ -47,12 +54,35 @@ class Scheduler:
 
     def retire(self, version: int) -> None:
         """Forget a version that no request uses."""
-        del self._batches[version]
+        self._retired_prefilled += self._batches.pop(version).prefilled_tokens
 
-    def submit(self, requests: Sequence[GenerationRequest]) -> list[GenerationOutput]:
-        """Queue requests for live versions; those whose prompts leave no room for a token are over at once."""
-        self._waiting.extend(r for r in requests if len(r.prompt) < self._max_length)
-        return [_empty(r, "length") for r in requests if len(r.prompt) >= self._max_length]
+    def submit(self, states: Sequence[RequestState]) -> list[GenerationOutput]:
+        """Queue requests for live versions; those that have no room for another token are over at once."""
+        for state in states:
+            if self._has_room(state):
+                (self._waiting.appendleft if len(state.token_ids) else self._waiting.append)(state)
+        return [_last(state, "length") for state in states if not self._has_room(state)]
+
+    def _has_room(self, state: RequestState) -> bool:
+        known = len(state.token_ids)
+        return known < min(state.request.sampling.max_new_tokens, self._max_length - len(state.request.prompt))
+
+    @torch.inference_mode()
+    def take(self, request_id: str, *, fingerprint: str) -> RequestState | None:
+        """Let an unfinished request go, to go on elsewhere; None when it is not here."""
+        for batch in self._batches.values():
+            if (state := batch.take(request_id, fingerprint=fingerprint)) is not None:
+                return state
+        for state in self._waiting:
+            if state.request.request_id == request_id:
+                self._waiting.remove(state)
+                return state
+        return None
+
+    def put_back(self, state: RequestState | None) -> None:
+        """What :meth:`take` gave is not wanted elsewhere after all."""
+        if state is not None:
+            self._waiting.appendleft(state)
 
     @torch.inference_mode()
     def score(self, version: int, tokens: Array, temperature: float) -> Array:
@@ -63,8 +93,8 @@ class Scheduler:
     def abort(self, request_ids: frozenset[str]) -> list[GenerationOutput]:
         """End these requests, running or waiting; others are ignored."""
         outputs = [o for batch in self._batches.values() for o in batch.abort(request_ids.__contains__)]
-        outputs += [_empty(r, "aborted") for r in self._waiting if r.request_id in request_ids]
-        self._waiting = deque(r for r in self._waiting if r.request_id not in request_ids)
+        outputs += [_last(s, "aborted") for s in self._waiting if s.request.request_id in request_ids]
+        self._waiting = deque(s for s in self._waiting if s.request.request_id not in request_ids)
         return outputs
 
     @torch.inference_mode()
@@ -79,20 +109,29 @@ class Scheduler:
                 outputs += batch.step(new)
         return outputs
 
-    def _admit(self) -> dict[int, list[GenerationRequest]]:
+    def _admit(self) -> dict[int, list[RequestState]]:
         free = self._slots - self.running
         budget = _PROMPT_TOKENS_PER_STEP
-        joining: dict[int, list[GenerationRequest]] = {}
-        while self._waiting and free and (budget >= len(self._waiting[0].prompt) or not joining):
-            request = self._waiting.popleft()
-            joining.setdefault(request.version, []).append(request)
+        joining: dict[int, list[RequestState]] = {}
+        while self._waiting and free and (budget >= _to_prefill(self._waiting[0]) or not joining):
+            state = self._waiting.popleft()
+            joining.setdefault(state.request.version, []).append(state)
             free -= 1
-            budget -= len(request.prompt)
+            budget -= _to_prefill(state)
         return joining
 
 
-def _empty(request: GenerationRequest, reason: FinishReason) -> GenerationOutput:
-    logprobs: Array = empty_tokens().astype("float32")
+def _to_prefill(state: RequestState) -> int:
+    """Tokens."""
+    return 0 if state.kv else len(state.request.prompt) + len(state.token_ids)
+
+
+def _last(state: RequestState, reason: FinishReason) -> GenerationOutput:
+    """What no output has brought yet of a request that ends before it is decoded."""
     return GenerationOutput(
-        request_id=request.request_id, token_ids=empty_tokens(), logprobs=logprobs, spans=(), finish_reason=reason
+        request_id=state.request.request_id,
+        token_ids=state.token_ids[state.reported :],
+        logprobs=state.logprobs[state.reported :],
+        spans=spans_between(state.spans, state.reported, len(state.token_ids)),
+        finish_reason=reason,
     )

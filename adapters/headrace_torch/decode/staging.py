@@ -12,6 +12,7 @@ import xxhash
 
 from headrace.contract.columns import Array
 from headrace.contract.weights import WeightManifest
+from headrace_torch.arrays import as_tensor
 from headrace_torch.model import Decoder, ModelConfig
 
 _SHOWN = 5
@@ -38,7 +39,7 @@ class StagedWeights:
             self._staged.discard(name)
             return
         self._faults.pop(name, None)
-        self._targets[name].copy_(_torch_view(np.array(tensor)))
+        self._targets[name].copy_(as_tensor(np.array(tensor)))
         self._staged.add(name)
 
     def problems(self) -> list[str]:
@@ -79,10 +80,3 @@ class StagedWeights:
 def checksum(tensor: Array) -> str:
     """xxh3-128 of the bytes in C order, hexadecimal (:class:`~headrace.contract.weights.TensorInfo`)."""
     return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
-
-
-def _torch_view(array: Array) -> torch.Tensor:
-    """torch shares no bfloat16 type with numpy; the bits pass as int16."""
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)

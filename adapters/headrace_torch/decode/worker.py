@@ -25,6 +25,7 @@ class DecodeStatus:
 
     running: int = 0
     generated_tokens: int = 0
+    prefilled_tokens: int = 0
 
 
 class DecodeWorker:
@@ -85,6 +86,11 @@ class DecodeWorker:
         return True
 
     def _advance(self, outputs: list[GenerationOutput]) -> None:
-        self.status = DecodeStatus(running=self._scheduler.running, generated_tokens=self._scheduler.generated_tokens)
+        scheduler = self._scheduler
+        self.status = DecodeStatus(
+            running=scheduler.running,
+            generated_tokens=scheduler.generated_tokens,
+            prefilled_tokens=scheduler.prefilled_tokens,
+        )
         if outputs:
             self._deliver(outputs)

@@ -9,13 +9,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 
-import ml_dtypes
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from headrace.contract.columns import Array
 from headrace.contract.weights import WeightSource
+from headrace_torch.arrays import as_numpy
 from headrace_torch.model import Decoder
 
 
@@ -88,14 +87,6 @@ class ModelWeights(WeightSource):
         """See :class:`WeightSource`; on a GPU the arrays are copies."""
         for name, parameter in self._model.named_parameters():
             yield name, as_numpy(parameter.detach().cpu())
-
-
-def as_numpy(tensor: Tensor) -> Array:
-    """A view of a CPU tensor; bfloat16 by ``ml_dtypes``, which torch does not know."""
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
-    array: np.ndarray[tuple[int, ...], np.dtype[np.generic]] = tensor.numpy()
-    return array
 
 
 def require_shapes(tensors: Mapping[str, Tensor], expected: Mapping[str, torch.Size]) -> None:

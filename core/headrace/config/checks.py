@@ -24,6 +24,7 @@ from headrace.contract import (
     Demonstrations,
     InferenceCapabilities,
     InferenceEngine,
+    KVMigration,
     MultiVersion,
     Plugin,
     Scoring,
@@ -103,6 +104,7 @@ class _Checker:
         if rollout and declared:
             self._backed(rollout, "live_versions", declared.live_versions > 1, MultiVersion)
             self._backed(rollout, "scoring", declared.scoring, Scoring)
+            self._backed(rollout, "kv_migration", declared.kv_migration, KVMigration)
 
     def _algorithm(self, index: int, phase: Phase) -> None:
         needs = self.needs[index]

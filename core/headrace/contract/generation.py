@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
@@ -70,6 +70,46 @@ class GenerationOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RequestState:
+    """An unfinished request on its way from one engine to another, or to the same one later. The sampler needs no
+    state of its own: what is drawn next follows from the request's seed and the number of tokens (:class:`Sampling`).
+    """
+
+    request: GenerationRequest
+    token_ids: Array
+    """int32 [T]: the answer so far. T may be 0."""
+    logprobs: Array
+    """float32 [T], nats, at the sampling temperature."""
+    spans: tuple[VersionSpan, ...]
+    """Cover exactly these T tokens."""
+    reported: int
+    """Tokens that an output has brought already; the next one begins there."""
+    fingerprint: str
+    """Which keys and values these are; empty without any (:meth:`KVMigration.fingerprint`)."""
+    kv: tuple[Array, ...] = ()
+    """Keys and values of the P prompt tokens and the first T - 1 of the answer, in the engine's own layout, one array
+    per layer where it has layers. Empty: whoever goes on computes them again."""
+
+    @classmethod
+    def unbegun(cls, request: GenerationRequest) -> Self:
+        """Before the first token."""
+        nothing = empty_tokens()
+        return cls(
+            request=request,
+            token_ids=nothing,
+            logprobs=nothing.astype(np.float32),
+            spans=(),
+            reported=0,
+            fingerprint="",
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Of keys and values."""
+        return sum(array.nbytes for array in self.kv)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Completion:
     """A finished generation, as an environment sees it."""
 
@@ -98,5 +138,7 @@ class EngineHealth:
     """Share of KV capacity in use, 0 to 1."""
     generated_tokens: int
     """Since start."""
+    prefilled_tokens: int = 0
+    """Since start: tokens of prompts, and of answers that came without keys and values (:class:`RequestState`)."""
     digests: dict[int, str] = field(default_factory=dict)
     """Digest of the weights received per live version (:class:`WeightManifest`); none for those it started with."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.contract.columns import Array
-from headrace.contract.generation import EngineHealth, GenerationOutput, GenerationRequest
+from headrace.contract.generation import EngineHealth, GenerationOutput, GenerationRequest, RequestState
 from headrace.contract.plugin import Plugin
 from headrace.contract.weights import WeightManifest
 
@@ -25,6 +25,9 @@ class InferenceCapabilities:
     """Requests submitted together are admitted in that order and decoded in the same batches."""
     scoring: bool = False
     """It gives log-probs of tokens that it is handed: it is :class:`Scoring`."""
+    kv_migration: bool = False
+    """Its requests can go on in another instance of it: it is :class:`KVMigration`. Without it a request that moves is
+    prefilled again."""
     dtype: str = "float32"
     """What it computes in; decides how closely its log-probs can match a trainer's."""
     max_length: int | None = None
@@ -123,3 +126,31 @@ class MultiVersion(ABC):
     @abstractmethod
     async def retire(self, version: int) -> None:
         """Forget a version with no request running; an unknown one is ignored."""
+
+
+class KVMigration(ABC):
+    """Capability: an unfinished request goes on in another engine as if it had not moved, and computes nothing again.
+
+    The keys and values of a sequence follow from its tokens and the weights alone (DORA, arXiv 2604.26256, on KV-cache
+    reuse), so every engine of the same kind that serves the version can use them.
+    """
+
+    @abstractmethod
+    def fingerprint(self, version: int) -> str:
+        """Equal for two engines if each can use the other's keys and values of ``version``: the same kind of engine,
+        model shape, dtype, layout, and digest of the received weights. EngineError when the version is not live."""
+
+    @abstractmethod
+    async def export_request(self, request_id: str) -> RequestState | None:
+        """Take an unfinished request out of this engine, which forgets it and reports no more of it. None for an
+        unknown one, and for one that has ended: its last output has been reported or is on its way. Cancelled, the
+        request stays. What was sampled before is in the state, whether reported or not."""
+
+    @abstractmethod
+    async def import_request(self, state: RequestState) -> None:
+        """Go on with a request: the tokens that follow are those that the exporting engine would have sampled. Its
+        outputs begin after ``state.reported`` tokens, spans in response coordinates. A state without keys and values
+        is accepted too; they are computed again.
+
+        EngineError, and nothing is accepted, when the version is not live, when the fingerprint is not this engine's,
+        or when keys, values, tokens, log-probs or spans are not of the shape or dtype that the others imply."""

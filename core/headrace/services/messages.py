@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.contract import Array, FinishReason, GenerationRequest, Metric, SaveKind, Split, WeightManifest
+from headrace.contract import Array, FinishReason, Metric, SaveKind, Split, WeightManifest
 from headrace.registry import PluginSpec
 from headrace.wire import Network
 
@@ -74,23 +74,6 @@ class RolloutSetup(Message, frozen=True):
     publisher: str
     """Address of the trainer's weight publisher."""
     threads: int
-
-
-class GenerateCall(Message, frozen=True):
-    """One request to an instance. In lockstep the instance begins a cohort only when all of it has arrived."""
-
-    request: GenerationRequest
-    trajectory: int = -1
-    cohort: str = ""
-    cohort_size: int = 0
-
-
-class WithdrawCall(Message, frozen=True):
-    """A trajectory of a cohort will not be sent."""
-
-    cohort: str
-    cohort_size: int
-    trajectory: int
 
 
 class Probe(Message, frozen=True):

@@ -16,7 +16,8 @@ import numpy as np
 from headrace.contract import Array, Batch, Completion, GenerationRequest, Ragged, Sampling
 from headrace.contract.columns import LOSS_MASK, TOKENS
 from headrace.errors import EngineError
-from headrace.services.messages import GenerateCall, Probe
+from headrace.services.messages import Probe
+from headrace.services.request_messages import GenerateCall, Generated
 from headrace.wire import Client
 
 SAMPLED_TOKENS = 24
@@ -75,10 +76,12 @@ async def _completion(name: str, instance: Client, version: int, temperature: fl
         sampling=Sampling(max_new_tokens=SAMPLED_TOKENS, temperature=temperature, seed=1),
         version=version,
     )
-    return await instance.call(
+    generated = await instance.call(
         "generate",
         GenerateCall(request=request),
-        reply=Completion,
+        reply=Generated,
         deadline=DEADLINE,
         awaiting=f"{name} to answer the probe",
     )
+    assert generated.completion is not None, "a probe does not move"
+    return generated.completion

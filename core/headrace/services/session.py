@@ -12,7 +12,8 @@ import numpy as np
 
 from headrace.contract import Array, Completion, GenerationRequest, Sampling
 from headrace.errors import WireError
-from headrace.services.messages import GenerateCall, Member, PlaceCall, Placement, WithdrawCall, WorkItem
+from headrace.services.messages import Member, PlaceCall, Placement, WorkItem
+from headrace.services.request_messages import FollowCall, GenerateCall, Generated, WithdrawCall
 from headrace.wire import Client
 
 GENERATE_DEADLINE = 600.0
@@ -75,22 +76,31 @@ class Session:
             seed=(self._member.seed + self._calls) % 2**63,
         )
         number, self._calls = self._calls, self._calls + 1
+        request_id = ""
+        """Of a request that its instance has sent on."""
         while True:
             address = self._place.instance
             if self._instances.is_lost(address):
                 await self._move()
+                request_id = ""
                 continue
+            call = self._call(np.asarray(prompt, dtype=np.int32), sampling, number)
             try:
-                return await self._instances.client(address).call(
-                    "generate",
-                    self._call(np.asarray(prompt, dtype=np.int32), sampling, number),
-                    reply=Completion,
+                generated = await self._instances.client(address).call(
+                    "follow" if request_id else "generate",
+                    FollowCall(request_id=request_id) if request_id else call,
+                    reply=Generated,
                     deadline=GENERATE_DEADLINE,
                     awaiting=f"trajectory {self._member.trajectory} from {address}",
                 )
             except WireError:
                 if not self._instances.is_lost(address):
                     raise
+                continue
+            if generated.completion is not None:
+                return generated.completion
+            self._place = Placement(instance=generated.moved, attempt=self._place.attempt)
+            request_id = call.request.request_id if generated.carried else ""
 
     def _call(self, prompt: Array, sampling: Sampling, number: int) -> GenerateCall:
         item, member = self._item, self._member
@@ -104,6 +114,7 @@ class Session:
                 version=item.version,
             ),
             trajectory=member.trajectory,
+            movable=item.kind == "rollout" and not (in_cohort and member.cohort),
             cohort=member.cohort if in_cohort else "",
             cohort_size=member.cohort_size if in_cohort else 0,
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
@@ -21,7 +21,9 @@ from headrace.contract import (
     InferenceCapabilities,
     InferenceContext,
     InferenceEngine,
+    KVMigration,
     MultiVersion,
+    RequestState,
     VersionSpan,
     WeightManifest,
     WeightUpdate,
@@ -37,6 +39,7 @@ class FakeInferenceSettings(FakeSettings):
 
     slots: int = 8
     live_versions: int = 4
+    kv_migration: bool = True
 
     def __post_init__(self) -> None:
         FakeSettings.__post_init__(self)
@@ -52,10 +55,22 @@ class Running:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     told: int = 0
+    earlier: tuple[VersionSpan, ...] = ()
+    """Of the tokens it came with."""
+    cached: bool = False
+    """Whether all tokens but the newest have been seen by the model."""
+
+    @property
+    def spans(self) -> tuple[VersionSpan, ...]:
+        """Of all its tokens."""
+        start = self.earlier[-1].stop if self.earlier else 0
+        own = VersionSpan(version=self.request.version, start=start, stop=len(self.tokens))
+        return (*self.earlier, own) if own.stop > start else self.earlier
 
 
-class FakeInferenceEngine(InferenceEngine, MultiVersion):
-    """Requests are admitted and decoded in the order of their submission."""
+class FakeInferenceEngine(InferenceEngine, MultiVersion, KVMigration):
+    """Requests are admitted and decoded in the order of their submission. The keys and values of a sequence are its
+    tokens."""
 
     Settings = FakeInferenceSettings
 
@@ -73,11 +88,16 @@ class FakeInferenceEngine(InferenceEngine, MultiVersion):
         self._work = asyncio.Event()
         self._decoding: asyncio.Task[None] | None = None
         self._failure: EngineError | None = None
-        self._generated = 0
+        self._generated = self._prefilled = 0
 
     @classmethod
     def capabilities(cls, settings: FakeInferenceSettings) -> InferenceCapabilities:
-        return InferenceCapabilities(slots=settings.slots, live_versions=settings.live_versions, deterministic=True)
+        return InferenceCapabilities(
+            slots=settings.slots,
+            live_versions=settings.live_versions,
+            deterministic=True,
+            kv_migration=settings.kv_migration,
+        )
 
     async def start(self, context: InferenceContext) -> None:
         self._base = self._models[context.version] = load_bigram(context.model_path)
@@ -122,6 +142,7 @@ class FakeInferenceEngine(InferenceEngine, MultiVersion):
             waiting=len(self._open) - running,
             kv_used=running / self._options.slots,
             generated_tokens=self._generated,
+            prefilled_tokens=self._prefilled,
             digests=dict(self._digests),
         )
 
@@ -131,6 +152,59 @@ class FakeInferenceEngine(InferenceEngine, MultiVersion):
             self._decoding = None
         self._open.clear()
         self._outputs.put_nowait(None)
+
+    # ------------------------------------------------------------ migration
+
+    def fingerprint(self, version: int) -> str:
+        if version not in self._models:
+            raise EngineError(f"version {version} is not live", fix="commit it first")
+        return f"{self._models[version].vocabulary} tokens, weights {self._digests.get(version)}"
+
+    async def export_request(self, request_id: str) -> RequestState | None:
+        running = self._open.pop(request_id, None)
+        if running is None:
+            return None
+        if not self._open:
+            self._work.clear()
+        return RequestState(
+            request=running.request,
+            token_ids=np.array(running.tokens, dtype=np.int32),
+            logprobs=np.array(running.logprobs, dtype=np.float32),
+            spans=running.spans,
+            reported=running.told,
+            fingerprint=self.fingerprint(running.request.version) if running.cached else "",
+            kv=(_seen(running.request, running.tokens),) if running.cached else (),
+        )
+
+    async def import_request(self, state: RequestState) -> None:
+        self._check(state.request)
+        if problem := self._misfit(state):
+            raise EngineError(
+                f"request {state.request.request_id!r} cannot go on here: {problem}", fix="move it to a like engine"
+            )
+        running = Running(
+            state.request,
+            tokens=state.token_ids.tolist(),
+            logprobs=state.logprobs.tolist(),
+            told=state.reported,
+            earlier=state.spans,
+            cached=bool(state.kv),
+        )
+        self._open[state.request.request_id] = running
+        self._work.set()
+
+    def _misfit(self, state: RequestState) -> str:
+        count = len(state.token_ids)
+        begins, ends = [span.start for span in state.spans], [span.stop for span in state.spans]
+        if len(state.logprobs) != count or [*begins, count] != [0, *ends] or not 0 <= state.reported <= count:
+            return f"{count} tokens, {len(state.logprobs)} log-probs, spans {begins} to {ends}"
+        if not state.kv:
+            return ""
+        if state.fingerprint != self.fingerprint(state.request.version):
+            return f"keys and values of {state.fingerprint}"
+        seen = _seen(state.request, state.token_ids.tolist())
+        (kv,) = state.kv
+        return "" if (kv.dtype, kv.shape) == (seen.dtype, seen.shape) else f"keys and values {kv.dtype} {kv.shape}"
 
     # ------------------------------------------------------------ decoding
 
@@ -171,6 +245,9 @@ class FakeInferenceEngine(InferenceEngine, MultiVersion):
     def _advance(self, running: Running, place: int) -> FinishReason | None:
         """One more token; ``place``: the request's slot, on which nothing may depend."""
         request, sampling = running.request, running.request.sampling
+        if not running.cached:
+            self._prefilled += len(request.prompt) + len(running.tokens)
+            running.cached = True
         previous = running.tokens[-1] if running.tokens else int(request.prompt[-1])
         model = self._models[request.version]
         logprobs = model.logprobs(np.array([previous]), temperature=sampling.temperature)[0]
@@ -187,12 +264,11 @@ class FakeInferenceEngine(InferenceEngine, MultiVersion):
 
     def _output(self, running: Running, reason: FinishReason | None) -> GenerationOutput:
         start, running.told = running.told, len(running.tokens)
-        span = VersionSpan(version=running.request.version, start=start, stop=running.told)
         return GenerationOutput(
             request_id=running.request.request_id,
             token_ids=np.array(running.tokens[start:], dtype=np.int32),
             logprobs=np.array(running.logprobs[start:], dtype=np.float32),
-            spans=(span,) if running.told > start else (),
+            spans=tuple(replace(s, start=max(s.start, start)) for s in running.spans if s.stop > start),
             finish_reason=reason,
         )
 
@@ -225,6 +301,11 @@ class FakeInferenceEngine(InferenceEngine, MultiVersion):
             for name, shape in shapes.items()
             if name not in update.staged or update.staged[name].shape != shape
         ]
+
+
+def _seen(request: GenerationRequest, tokens: Sequence[int]) -> Array:
+    """int32 [P + T - 1]: what stands for keys and values."""
+    return np.concatenate([request.prompt, np.array(tokens[:-1], dtype=np.int32)])
 
 
 class FakeWeightUpdate(WeightUpdate):

@@ -27,7 +27,9 @@ from headrace.contract import (
 )
 from headrace.contract.generation import empty_tokens
 from headrace.registry import PluginSpec
-from headrace.services.messages import GenerateCall, NodeSpec, RolloutSetup, VersionCall
+from headrace.services.messages import NodeSpec, RolloutSetup, VersionCall
+from headrace.services.request_messages import GenerateCall
+from headrace.services.requests import Requests
 from headrace.services.rollout import RolloutService
 from headrace.wire import Network
 
@@ -111,7 +113,8 @@ async def service(sockets: Path) -> AsyncIterator[RolloutService]:
     )
     service = RolloutService(spec)
     service._engine = SlowToEnd()
-    service.supervise(service._collect(), "engine outputs")
+    service._requests = Requests(service._engine, migrates=False)
+    service.supervise(service._requests.collect(), "engine outputs")
     yield service
     await service.cancel_background()
 
@@ -151,7 +154,8 @@ async def test_a_completion_has_the_engines_tokens_and_frees_its_version(service
     answer = asyncio.create_task(service.generate(call("a")))
     await turns()
     engine.end("a", "stop")
-    completion = await answer
+    completion = (await answer).completion
+    assert completion is not None
     assert completion.token_ids.tolist() == [5]
     assert [span.version for span in completion.spans] == [7]
     await service.retire_version(VersionCall(version=7))

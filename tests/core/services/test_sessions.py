@@ -10,6 +10,7 @@ import pytest
 from headrace.contract import Completion
 from headrace.errors import WireError
 from headrace.services.messages import Member, Placement, WorkItem
+from headrace.services.request_messages import Generated
 from headrace.services.session import Instances, Session
 from support.desk import Peer, turns
 
@@ -46,7 +47,7 @@ async def test_a_call_whose_instance_is_lost_is_made_again_where_the_controller_
     await turns()
     bench.peers["controller"].answer("place", Placement(instance="b", attempt=1))
     await turns()
-    bench.peers["b"].answer("generate", ANSWER)
+    bench.peers["b"].answer("generate", Generated(completion=ANSWER))
     assert await answer is ANSWER
     (_, first), (_, second) = bench.peers["a"].asked + bench.peers["b"].asked
     assert second.request.version == first.request.version == 3
@@ -65,7 +66,7 @@ async def test_it_is_made_a_third_time_when_that_one_is_lost_too() -> None:
     for place in (Placement(instance="b", attempt=1), Placement(instance="c", attempt=2)):
         bench.peers["controller"].answer("place", place)
         await turns()
-    bench.peers["c"].answer("generate", ANSWER)
+    bench.peers["c"].answer("generate", Generated(completion=ANSWER))
     assert await answer is ANSWER
     assert [request.attempt for _, request in bench.peers["controller"].asked] == [0, 1]
 
@@ -75,7 +76,7 @@ async def test_a_member_without_an_instance_asks_for_one_first() -> None:
     answer = await bench.generate()
     bench.peers["controller"].answer("place", Placement(instance="b", attempt=0))
     await turns()
-    bench.peers["b"].answer("generate", ANSWER)
+    bench.peers["b"].answer("generate", Generated(completion=ANSWER))
     assert await answer is ANSWER
 
 
@@ -117,3 +118,40 @@ async def test_a_leave_that_its_instance_does_not_survive_is_over() -> None:
     await turns()
     await bench.instances.lost("a")
     await leaving
+
+
+async def test_a_call_follows_its_request_to_where_its_instance_has_sent_it() -> None:
+    bench = Bench()
+    answer = await bench.generate()
+    bench.peers["a"].answer("generate", Generated(moved="b", carried=True))
+    await turns()
+    bench.peers["b"].answer("follow", Generated(completion=ANSWER))
+    assert await answer is ANSWER
+    (_, first), (_, second) = bench.peers["a"].asked + bench.peers["b"].asked
+    assert second.request_id == first.request.request_id
+    again = await bench.generate()
+    bench.peers["b"].answer("generate", Generated(completion=ANSWER))
+    assert await again is ANSWER, "what the episode asks next"
+
+
+async def test_a_call_whose_trajectory_was_sent_on_before_it_came_is_made_there() -> None:
+    bench = Bench()
+    answer = await bench.generate()
+    bench.peers["a"].answer("generate", Generated(moved="b"))
+    await turns()
+    bench.peers["b"].answer("generate", Generated(completion=ANSWER))
+    assert await answer is ANSWER
+
+
+async def test_a_request_that_moved_is_made_again_from_its_prompt_when_its_new_instance_is_lost() -> None:
+    bench = Bench()
+    bench.peers["c"] = Peer("c")
+    answer = await bench.generate()
+    bench.peers["a"].answer("generate", Generated(moved="b", carried=True))
+    await turns()
+    await bench.instances.lost("b")
+    await turns()
+    bench.peers["controller"].answer("place", Placement(instance="c", attempt=1))
+    await turns()
+    bench.peers["c"].answer("generate", Generated(completion=ANSWER))
+    assert await answer is ANSWER

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.contract.generation import GenerationOutput
+from headrace.contract.generation import GenerationOutput, GenerationRequest, RequestState
 from headrace.errors import EngineError
 from headrace_torch.checkpoint import load_model
 from headrace_torch.decode.rows import Rows
@@ -32,6 +32,10 @@ def schedule(make_model: Any) -> Callable[..., Scheduler]:
     return make
 
 
+def unbegun(requests: list[GenerationRequest]) -> list[RequestState]:
+    return [RequestState.unbegun(request) for request in requests]
+
+
 def drain(scheduler: Scheduler) -> list[list[GenerationOutput]]:
     """Outputs of every step until idle."""
     steps = []
@@ -43,7 +47,7 @@ def drain(scheduler: Scheduler) -> list[list[GenerationOutput]]:
 def test_a_finished_sequence_leaves_at_once_and_the_next_in_line_joins(schedule: Any, request_for: Any) -> None:
     scheduler = schedule(slots=2)
     budgets = {"a": 1, "b": 3, "c": 2, "d": 1, "e": 1}
-    scheduler.submit([request_for(n, [1, 2], max_new_tokens=b, stream=True) for n, b in budgets.items()])
+    scheduler.submit(unbegun([request_for(n, [1, 2], max_new_tokens=b, stream=True) for n, b in budgets.items()]))
     running = [sorted(output.request_id for output in step) for step in drain(scheduler)]
     assert running == [["a", "b"], ["b", "c"], ["b", "c"], ["d", "e"]]
     assert scheduler.generated_tokens == 8
@@ -52,7 +56,9 @@ def test_a_finished_sequence_leaves_at_once_and_the_next_in_line_joins(schedule:
 def test_slots_bound_all_versions_together(schedule: Any, request_for: Any, make_model: Any) -> None:
     scheduler = schedule(slots=3)
     scheduler.install(1, load_model(make_model(1), dtype=torch.float32, device="cpu"))
-    scheduler.submit([request_for(i, [1], version=i % 2, max_new_tokens=1 + i % 3, stream=True) for i in range(10)])
+    scheduler.submit(
+        unbegun([request_for(i, [1], version=i % 2, max_new_tokens=1 + i % 3, stream=True) for i in range(10)])
+    )
     order: list[str] = []
     while not scheduler.idle:
         outputs = scheduler.step()
@@ -66,24 +72,26 @@ def test_prompts_beyond_the_step_budget_wait_for_the_next_step(
 ) -> None:
     monkeypatch.setattr("headrace_torch.decode.scheduler._PROMPT_TOKENS_PER_STEP", 10)
     scheduler = schedule(slots=8)
-    scheduler.submit([request_for(i, [1] * n, stream=True) for i, n in enumerate([12, 6, 4, 1])])
+    scheduler.submit(unbegun([request_for(i, [1] * n, stream=True) for i, n in enumerate([12, 6, 4, 1])]))
     seen = [len(scheduler.step()) for _ in range(3)]
     assert seen == [1, 3, 4]
 
 
 def test_a_stop_token_ends_the_response_and_is_part_of_it(schedule: Any, request_for: Any, join: Any) -> None:
     scheduler = schedule(slots=4)
-    scheduler.submit([request_for("free", [3, 4], max_new_tokens=20, seed=1)])
+    scheduler.submit(unbegun([request_for("free", [3, 4], max_new_tokens=20, seed=1)]))
     free = join([o for step in drain(scheduler) for o in step])["free"]
     stop = free.tokens[6]
     length = free.tokens.index(stop) + 1
     never = min(set(range(50)) - set(free.tokens))
     scheduler.submit(
-        [
-            request_for("stopped", [3, 4], max_new_tokens=20, seed=1, stop_token_ids=(never, stop)),
-            request_for("exact", [3, 4], max_new_tokens=length, seed=1, stop_token_ids=(stop,)),
-            request_for("short", [3, 4], max_new_tokens=length - 1, seed=1, stop_token_ids=(stop,)),
-        ]
+        unbegun(
+            [
+                request_for("stopped", [3, 4], max_new_tokens=20, seed=1, stop_token_ids=(never, stop)),
+                request_for("exact", [3, 4], max_new_tokens=length, seed=1, stop_token_ids=(stop,)),
+                request_for("short", [3, 4], max_new_tokens=length - 1, seed=1, stop_token_ids=(stop,)),
+            ]
+        )
     )
     answers = join([o for step in drain(scheduler) for o in step])
     assert [answers[n].reason for n in ("stopped", "exact", "short")] == ["stop", "stop", "length"]
@@ -93,7 +101,7 @@ def test_a_stop_token_ends_the_response_and_is_part_of_it(schedule: Any, request
 
 def test_removing_rows_moves_every_column_of_the_last_rows_into_the_holes(request_for: Any) -> None:
     rows = Rows(5, version=0, max_length=64)
-    rows.append([request_for(i, [1] * (i + 1), seed=i, temperature=1 + i, greedy=i == 4) for i in range(5)])
+    rows.append(unbegun([request_for(i, [1] * (i + 1), seed=i, temperature=1 + i, greedy=i == 4) for i in range(5)]))
     rows.record(np.arange(5), np.arange(5, dtype=np.float32))
     kept = {r.request_id: i for i, r in enumerate(rows.requests)}
     before = [column.copy() for column in rows._columns()]
@@ -111,7 +119,9 @@ def test_sequences_survive_growth_of_the_cache_and_moves_within_it(
     path = make_model(0, max_position_embeddings=128)
     scheduler.install(0, load_model(path, dtype=torch.float32, device="cpu"))
     given = prompts(40)
-    scheduler.submit([request_for(i, p, max_new_tokens=1 + (i * 37) % 110, seed=i) for i, p in enumerate(given)])
+    scheduler.submit(
+        unbegun([request_for(i, p, max_new_tokens=1 + (i * 37) % 110, seed=i) for i, p in enumerate(given)])
+    )
     answers = join([o for step in drain(scheduler) for o in step])
     for i, prompt in enumerate(given):
         answer = answers[str(i)]
@@ -123,7 +133,7 @@ def test_abort_ends_running_and_waiting_requests_with_what_they_have(
     schedule: Any, request_for: Any, join: Any
 ) -> None:
     scheduler = schedule(slots=3)
-    scheduler.submit([request_for(n, [5], seed=7) for n in "abcd"])
+    scheduler.submit(unbegun([request_for(n, [5], seed=7) for n in "abcd"]))
     scheduler.step()
     scheduler.step()
     aborted = join(scheduler.abort(frozenset({"a", "c", "d", "unknown"})))
@@ -140,7 +150,7 @@ def test_abort_ends_running_and_waiting_requests_with_what_they_have(
 
 def test_weights_that_are_not_finite_stop_decoding_with_the_version_named(schedule: Any, request_for: Any) -> None:
     scheduler = schedule(slots=1)
-    scheduler.submit([request_for("a", [1])])
+    scheduler.submit(unbegun([request_for("a", [1])]))
     with torch.no_grad():
         scheduler._batches[0].model.output_weight[3] = float("nan")
     with pytest.raises(EngineError, match="version 0") as caught:

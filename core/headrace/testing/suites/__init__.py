@@ -14,6 +14,7 @@ it is, and what was seen. Invariant: a suite knows nothing of a plugin but its c
 from headrace.testing.suites.algorithm import AlgorithmContract
 from headrace.testing.suites.environment import EnvironmentContract
 from headrace.testing.suites.inference import InferenceEngineContract
+from headrace.testing.suites.kv_migration import KVMigrationContract
 from headrace.testing.suites.launcher import LauncherContract
 from headrace.testing.suites.observer import ObserverContract
 from headrace.testing.suites.plugin import PluginContract
@@ -27,6 +28,7 @@ __all__ = [
     "AlgorithmContract",
     "EnvironmentContract",
     "InferenceEngineContract",
+    "KVMigrationContract",
     "LauncherContract",
     "ObserverContract",
     "PluginContract",

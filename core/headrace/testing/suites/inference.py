@@ -1,4 +1,5 @@
-"""The rules of the ``inference_engine`` role: generation here, weight updates in :mod:`~.updates`.
+"""The rules of the ``inference_engine`` role: generation here, weight updates in :mod:`~.updates`,
+requests that move in :mod:`~.kv_migration`.
 
 class TestMyEngine(InferenceEngineContract):
     @pytest.fixture
@@ -18,8 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.contract import InferenceEngine, MultiVersion
+from headrace.contract import InferenceEngine, KVMigration, MultiVersion, Scoring
 from headrace.errors import EngineError
+from headrace.testing.suites.kv_migration import KVMigrationContract
 from headrace.testing.suites.rules import check, raises_async, rule
 from headrace.testing.suites.serving import Answer, differ, request
 from headrace.testing.suites.updates import WeightUpdateRules
@@ -28,16 +30,20 @@ HOT = 50.0
 """A temperature that makes any distribution flat."""
 
 
-class InferenceEngineContract(WeightUpdateRules):
+class InferenceEngineContract(WeightUpdateRules, KVMigrationContract):
     """Subclass it and override :meth:`plugin` and :meth:`model_path`. ``deadline``: seconds in which an engine must
     give some output; ``atol``: nats by which log-probs of the same token may differ between batches."""
 
-    @rule("An engine declares at least one slot and one live version, and is MultiVersion where it declares several.")
+    @rule("An engine declares at least one slot and one live version, and is what its capabilities say.")
     def test_declared_capabilities_are_backed(self, plugin: InferenceEngine) -> None:
         declared = plugin.capabilities(plugin.settings)
         check(declared.slots >= 1 and declared.live_versions >= 1, f"it declares {declared}")
         backed = declared.live_versions == 1 or isinstance(plugin, MultiVersion)
         check(backed, f"it declares {declared.live_versions} live versions and is not MultiVersion")
+        for said, capability in ((declared.scoring, Scoring), (declared.kv_migration, KVMigration)):
+            check(
+                not said or isinstance(plugin, capability), f"it declares {declared} and is not {capability.__name__}"
+            )
 
     @rule("Every token comes with one log-prob: int32 and float32 arrays of the same length.")
     async def test_every_token_comes_with_a_log_prob(self, plugin: InferenceEngine, model_path: str) -> None:

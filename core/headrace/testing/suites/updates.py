@@ -5,42 +5,18 @@ Part of the suite of :mod:`~.inference`, which a plugin's author subclasses.
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
-from typing import ClassVar
-
 import numpy as np
 import pytest
 
-from headrace.contract import Array, InferenceEngine, MultiVersion
+from headrace.contract import InferenceEngine, MultiVersion
 from headrace.errors import EngineError
-from headrace.testing.suites.plugin import PluginContract
-from headrace.testing.suites.rules import check, override, raises_async, rule
-from headrace.testing.suites.serving import Answer, Served, differ, manifest_of, other_policy, serving
+from headrace.testing.suites.engine import EngineRules
+from headrace.testing.suites.rules import check, raises_async, rule
+from headrace.testing.suites.serving import Answer, Served, differ, manifest_of, other_policy
 
 
-class WeightUpdateRules(PluginContract):
+class WeightUpdateRules(EngineRules):
     """See :class:`~.inference.InferenceEngineContract`."""
-
-    deadline: ClassVar[float] = 60.0
-    atol: ClassVar[float] = 1e-4
-
-    @pytest.fixture
-    def plugin(self) -> InferenceEngine:
-        """A constructed engine; the suite starts and closes it. Few slots make the rules about queues quick."""
-        override("plugin", "an engine, constructed and not started")
-
-    @pytest.fixture
-    def model_path(self) -> str:
-        """A Hugging Face-format folder with ``config.json`` and ``*.safetensors``; a context of 64 tokens or more."""
-        override("model_path", "the folder of a small model")
-
-    def serving(self, plugin: InferenceEngine, model_path: str) -> AbstractAsyncContextManager[Served]:
-        """The engine, started with the model as version 0."""
-        return serving(plugin, model_path, deadline=self.deadline)
-
-    def other(self, model_path: str) -> dict[str, Array]:
-        """Weights of another policy, by Hugging Face name."""
-        return other_policy(model_path)
 
     @rule("A committed version is served, with its own weights, and `health` reports it with the manifest's digest.")
     async def test_a_committed_version_is_served_and_reported(self, plugin: InferenceEngine, model_path: str) -> None:

@@ -1,0 +1,25 @@
+"""The same memory as a torch tensor and as a numpy array. The two share no bfloat16 type: the bits pass as integers."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.contract.columns import Array
+
+
+def as_numpy(tensor: Tensor) -> Array:
+    """A view of a CPU tensor; bfloat16 by ``ml_dtypes``."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    array: np.ndarray[tuple[int, ...], np.dtype[np.generic]] = tensor.numpy()
+    return array
+
+
+def as_tensor(array: Array) -> Tensor:
+    """A view of an array that may be written to."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)

@@ -1,0 +1,82 @@
+"""Messages about requests to a rollout instance: from environment workers, and between two instances."""
+
+from __future__ import annotations
+
+from headrace.contract import Completion, GenerationRequest, RequestState
+from headrace.services.messages import Message
+
+
+class GenerateCall(Message, frozen=True):
+    """One request to an instance. In lockstep the instance begins a cohort only when all of it has arrived."""
+
+    request: GenerationRequest
+    trajectory: int = -1
+    cohort: str = ""
+    cohort_size: int = 0
+    movable: bool = False
+    """Whether it may be sent on to another instance: the caller goes where :class:`Generated` says."""
+
+
+class Generated(Message, frozen=True):
+    """What became of a request: its completion, or the address where it goes on."""
+
+    completion: Completion | None = None
+    moved: str = ""
+    carried: bool = False
+    """With ``moved``: the request is there already, and is asked for by :class:`FollowCall`."""
+
+
+class FollowCall(Message, frozen=True):
+    """Ask for a request that another instance has sent on."""
+
+    request_id: str
+
+
+class WithdrawCall(Message, frozen=True):
+    """A trajectory of a cohort will not be sent."""
+
+    cohort: str
+    cohort_size: int
+    trajectory: int
+
+
+class MoveCall(Message, frozen=True):
+    """Send a trajectory on to another instance, with the request that it is waiting for."""
+
+    trajectory: int
+    version: int
+    target: str
+    """Address."""
+
+
+class Moved(Message, frozen=True):
+    """What it took. All 0 for a trajectory that was waiting for nothing: it comes with its next request."""
+
+    tokens: int = 0
+    """Of prompt and answer, so far."""
+    nbytes: int = 0
+    """Of keys and values."""
+    prefilled_tokens: int = 0
+    """Tokens whose keys and values are computed again."""
+
+
+class OfferCall(Message, frozen=True):
+    """Before a request is sent on: would it be taken?"""
+
+    version: int
+    trajectory: int
+    fingerprint: str
+    """Of its keys and values; empty without any."""
+
+
+class Offered(Message, frozen=True):
+    """Yes. ``with_kv``: its keys and values are of use."""
+
+    with_kv: bool
+
+
+class CarryCall(Message, frozen=True):
+    """A request that was taken out of another instance."""
+
+    state: RequestState
+    trajectory: int
