@@ -20,7 +20,7 @@ from headrace.wire import Client, Network, rpc
 from headrace_torch.training import TorchTrainingEngine
 
 DEADLINE = 120.0
-TOKENS = 1500
+TOKENS = 600
 PROMPT = np.array([3, 1, 4, 1, 5], dtype=np.int32)
 MODEL = {
     "architecture": "llama",
@@ -30,7 +30,7 @@ MODEL = {
     "heads": 4,
     "kv_heads": 2,
     "intermediate_size": 48,
-    "max_length": 2048,
+    "max_length": 1024,
 }
 
 
@@ -82,16 +82,20 @@ async def instances(folder: Path) -> AsyncIterator[dict[str, Client]]:
     nodes = [
         await asyncio.create_subprocess_exec(sys.executable, "-m", "headrace.services.node", spec) for spec in specs
     ]
-    async with asyncio.timeout(DEADLINE):
-        addresses = [(await registry.registered.get()).address for _ in nodes]
-    clients = {address: network.client(address) for address in addresses}
-    yield clients
-    for client in clients.values():
-        await client.close()
-    for node in nodes:
-        node.terminate()
-        await node.wait()
-    await server.close()
+    clients: dict[str, Client] = {}
+    try:
+        async with asyncio.timeout(DEADLINE):
+            for _ in nodes:
+                address = (await registry.registered.get()).address
+                clients[address] = network.client(address)
+        yield clients
+    finally:
+        for client in clients.values():
+            await client.close()
+        for node in nodes:
+            node.terminate()
+            await node.wait()
+        await server.close()
 
 
 def asking(name: str) -> GenerateCall:
