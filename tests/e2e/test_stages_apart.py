@@ -50,10 +50,10 @@ def completed(run: Any) -> Any:
 
 
 def test_a_synchronous_run_is_the_same_to_the_bit_wherever_its_stages_are(start: Start) -> None:
-    together, apart = (start("staleness.max_staleness=0", *more) for more in ((), (APART, "storage.units=2")))
+    together, apart = (start("staleness.max_staleness=0", KL, *more) for more in ((), (APART, "storage.units=2")))
     assert trained(completed(apart)) == trained(completed(together))
     assert not events(together, "stage_finished")
-    assert {stage for stage, _ in staged(apart)} == {"advantage"}
+    assert {stage for stage, _ in staged(apart)} == {"advantage", "reference"}
     assert set(staged(apart).values()) == {1}
     whole, parts = (
         [line.count('"reward/mean"') for line in (run.directory / "metrics.jsonl").read_text().splitlines()]

@@ -32,7 +32,7 @@ from headrace.wire.failures import from_failure
 from headrace_staleness.multi_version import MultiVersion
 
 PARTITION = "rl"
-COLUMNS = flow_columns(AlgorithmNeeds(), apart=False)
+COLUMNS = flow_columns(AlgorithmNeeds(), apart=False, lockstep=False)
 TURNS = 20
 """Of the event loop, after which nothing is left to do but what waits for a peer."""
 

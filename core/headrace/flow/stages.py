@@ -55,7 +55,7 @@ class Flowing:
     columns: tuple[str, ...]
 
 
-_REFERENCE = Stage(REFERENCE, (TOKENS, LOSS_MASK), (REFERENCE_LOGPROBS,), by_row=True)
+_REFERENCE = Stage(REFERENCE, (TOKENS, LOSS_MASK, GROUP), (REFERENCE_LOGPROBS,), by_row=True)
 
 
 def separable(stage: Stage) -> bool:

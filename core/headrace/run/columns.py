@@ -37,9 +37,9 @@ _KINDS = {
 }
 
 
-def flow_columns(needs: AlgorithmNeeds, *, apart: bool) -> FlowColumns:
+def flow_columns(needs: AlgorithmNeeds, *, apart: bool, lockstep: bool) -> FlowColumns:
     """For the flow's ledger. ``apart``: stages that can have processes of their own have them; otherwise the trainer
-    does what they do, and their columns are stored nowhere."""
+    does what they do, and their columns are stored nowhere. ``lockstep``: stages work on whole groups alone."""
     stages = stages_of(needs)
     own = [stage for stage in stages if apart and separable(stage)]
     first = stored_first(stages)
@@ -49,7 +49,7 @@ def flow_columns(needs: AlgorithmNeeds, *, apart: bool) -> FlowColumns:
         first=first,
         consumers={**{stage.name: stage.reads for stage in own}, TRAIN: every},
         writes={stage.name: stage.writes for stage in own},
-        by_row=tuple(stage.name for stage in own if stage.by_row),
+        by_row=tuple(stage.name for stage in own if stage.by_row and not lockstep),
     )
 
 

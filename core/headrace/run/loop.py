@@ -43,6 +43,7 @@ from headrace.registry import build
 from headrace.run.checkpoint import Checkpoint, RunState
 from headrace.run.keeper import Keeper
 from headrace.run.parts import Parts, PhaseRun
+from headrace.run.plans import is_lockstep
 from headrace.services.groups import GroupPlan
 from headrace.services.messages import (
     CancelGroups,
@@ -183,6 +184,7 @@ class TrainingLoop:
                 stages=p.stage_plan(began).trainer,
                 groups=phase.batch.groups,
                 streaming=phase.batch.streaming,
+                lockstep=is_lockstep(phase),
                 mini_batches=phase.batch.mini_batches,
                 micro_batch_tokens=phase.batch.micro_batch_tokens,
             ),

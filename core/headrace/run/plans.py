@@ -47,6 +47,7 @@ def stage_plan(job: Job, phase: Phase, *, model_path: str) -> StagePlan:
             algorithm=phase.algorithm,
             model_path=model_path,
             temperature=job.rollout.temperature,
+            lockstep=is_lockstep(phase),
             tokens=phase.batch.micro_batch_tokens,
         )
         for name, writes in columns.writes.items()
@@ -55,7 +56,7 @@ def stage_plan(job: Job, phase: Phase, *, model_path: str) -> StagePlan:
 
 
 def _columns(job: Job, phase: Phase) -> FlowColumns:
-    return flow_columns(needs_of(phase), apart=job.stages.processes)
+    return flow_columns(needs_of(phase), apart=job.stages.processes, lockstep=is_lockstep(phase))
 
 
 def stage_nodes(job: Job) -> tuple[str, ...]:
@@ -94,7 +95,7 @@ def evaluation_plan(job: Job, tasks: int) -> EvaluationPlan:
         seed=derive_seed(job.job.seed, "held-out"),
         max_new_tokens=job.rollout.max_new_tokens,
         temperature=job.rollout.temperature,
-        lockstep=any(_lockstep(phase) for phase in job.phases),
+        lockstep=any(is_lockstep(phase) for phase in job.phases),
     )
 
 
@@ -107,7 +108,8 @@ def self_check_tolerance(job: Job) -> float:
     return FLOAT32_TOLERANCE if dtypes == {"float32"} else LOW_PRECISION_TOLERANCE
 
 
-def _lockstep(phase: Phase) -> bool:
+def is_lockstep(phase: Phase) -> bool:
+    """Whether a phase's numbers are the same to the bit in every run."""
     policy = build(phase.staleness)
     assert isinstance(policy, StalenessPolicy)
     return policy.lockstep

@@ -138,6 +138,8 @@ class PhaseSetup(Message, frozen=True):
     groups: int
     """Of a training batch."""
     streaming: bool
+    lockstep: bool
+    """Of the phase's staleness policy: every number is the same to the bit in every run."""
     mini_batches: int
     micro_batch_tokens: int
 

@@ -28,6 +28,8 @@ class StagePhase(Message, frozen=True):
     model_path: str
     """What the phase starts from: the reference policy."""
     temperature: float
+    lockstep: bool
+    """As in :class:`headrace.services.messages.PhaseSetup`."""
     tokens: int
     """That are worked on at a time, as in the trainer's micro-batches; what is longer by itself comes alone."""
 

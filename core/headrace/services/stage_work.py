@@ -1,7 +1,7 @@
 """What a separate stage computes: pure functions of rows, on one thread.
 
-Invariant: the columns of a row, or of a group, do not depend on what it came with, so that it does not matter how rows
-were leased, nor whether they are done a second time.
+Invariant: the columns of a row, or of a group, do not depend on what it came with, in lockstep to the bit, so that it
+does not matter how rows were leased, nor whether they are done a second time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from headrace.contract import Algorithm, Batch, Column, Metric, TrainingContext,
 from headrace.contract.columns import ADVANTAGES, GROUP, LOSS_WEIGHTS, REFERENCE_LOGPROBS
 from headrace.flow.stages import ADVANTAGE, REFERENCE
 from headrace.registry import build
+from headrace.services.logprobs import group_passes, logprobs, row_passes
 from headrace.services.prepared import prepared
 from headrace.services.stage_messages import StagePhase, StageSetup
 
@@ -53,8 +54,10 @@ class Reference(StageWork):
         )
 
     def compute(self, batch: Batch) -> Done:
-        found = self._engine.forward(batch, temperature=self._phase.temperature)
-        return Done({REFERENCE_LOGPROBS: found["logprobs"]}, {})
+        phase, every = self._phase, np.ones(len(batch), dtype=np.bool_)
+        passes = (group_passes if phase.lockstep else row_passes)(batch, every, token_budget=phase.tokens)
+        found = logprobs(self._engine, batch, passes, weights="current", temperature=phase.temperature)
+        return Done({REFERENCE_LOGPROBS: found}, {})
 
     def close(self) -> None:
         self._engine.close()

@@ -46,6 +46,7 @@ from headrace.contract.columns import (
 from headrace.flow.batching import micro_batches, mini_batches
 from headrace.flow.stages import ADVANTAGE, REFERENCE
 from headrace.services.dumps import dump
+from headrace.services.logprobs import group_passes, logprobs, row_passes
 from headrace.services.messages import PhaseSetup, Probe, TrainReply
 from headrace.services.prepared import prepared
 
@@ -146,25 +147,22 @@ class TrainingPhase:
         return self._with_policy_logprobs(batch, trained), trained
 
     def _with_policy_logprobs(self, batch: Batch, trained: np.ndarray) -> Batch:
-        """Proximal and reference log-probs, from before the batch's first step. Rows that are not trained get
-        zeros: no loss ever reads them."""
-        wanted = []
+        """Proximal and reference log-probs, from before the batch's first step. No loss ever reads those of rows that
+        are not trained."""
+        setup, budget = self.setup, self.setup.micro_batch_tokens
+        found: dict[str, Column] = {}
         if self._needs.proximal_logprobs:
-            wanted.append((PROXIMAL_LOGPROBS, PROXIMAL if self._takes_steps_between else "current"))
-        if REFERENCE in self.setup.stages:
-            wanted.append((REFERENCE_LOGPROBS, REFERENCE))
-        for column, weights in wanted:
-            tokens = batch.ragged(TOKENS)
-            values = np.zeros(len(tokens.values), dtype=np.float32)
-            for rows in micro_batches(
-                tokens.lengths, token_budget=self.setup.micro_batch_tokens, rows=np.flatnonzero(trained)
-            ):
-                part = batch.take(rows)
-                found = self.engine.forward(part, weights=weights, temperature=self.setup.temperature)
-                for row, logprobs in zip(rows, found["logprobs"], strict=True):
-                    values[tokens.offsets[row] : tokens.offsets[row + 1]] = logprobs
-            batch = batch.with_columns({column: tokens.like(values)})
-        return batch
+            weights = PROXIMAL if self._takes_steps_between else "current"
+            passes = row_passes(batch, trained, token_budget=budget)
+            found[PROXIMAL_LOGPROBS] = logprobs(
+                self.engine, batch, passes, weights=weights, temperature=setup.temperature
+            )
+        if REFERENCE in setup.stages:
+            passes = (group_passes if setup.lockstep else row_passes)(batch, trained, token_budget=budget)
+            found[REFERENCE_LOGPROBS] = logprobs(
+                self.engine, batch, passes, weights=REFERENCE, temperature=setup.temperature
+            )
+        return batch.with_columns(found)
 
     def _mini_batches(self, batch: Batch, trained: np.ndarray) -> Iterator[tuple[Batch, np.ndarray]]:
         """What goes into one mini-batch after another; of a stream, the first part may go on where the last ended."""

@@ -148,6 +148,7 @@ async def test_the_successor_of_a_lost_stage_begins_the_phase_that_runs() -> Non
         algorithm=plugin,
         model_path="",
         temperature=1.0,
+        lockstep=False,
         tokens=8,
     )
     await around.stages.begin({"reference": phase})

@@ -58,7 +58,7 @@ async def test_a_run_that_stands_still_for_want_of_room_says_so_once_each_time(
 
 
 def test_the_smallest_row_is_one_of_two_tokens_in_the_columns_of_a_run() -> None:
-    least = flow_columns(AlgorithmNeeds(rollout=False, behaviour_logprobs=False), apart=False)
+    least = flow_columns(AlgorithmNeeds(rollout=False, behaviour_logprobs=False), apart=False, lockstep=False)
     columns = phase_partition("any", least, group_size=1).columns.values()
     sizes = [np.dtype(column.dtype).itemsize * prod(column.shape) * (2 if column.ragged else 1) for column in columns]
     assert sum(sizes) == SMALLEST_ROW

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.contract import Batch, Ragged, TrainingContext
+from headrace.contract import Array, Batch, Ragged, TrainingContext
 from headrace.contract.columns import (
     BEHAVIOUR_LOGPROBS,
     GROUP,
@@ -22,6 +23,7 @@ from headrace.contract.columns import (
 )
 from headrace.registry import PluginSpec
 from headrace.run.columns import flow_columns
+from headrace.services.logprobs import group_passes, logprobs
 from headrace.services.prepared import prepared
 from headrace.services.stage_messages import StagePhase, StageSetup
 from headrace.services.stage_work import Advantage, Reference
@@ -35,8 +37,8 @@ BASELINE = PluginSpec(role="algorithm", use="supervised")
 ENGINE = PluginSpec(role="training_engine", use="headrace.testing:FakeTrainingEngine")
 
 
-def phase(stage: str, *, algorithm: PluginSpec = GRPO, model: str = "") -> StagePhase:
-    columns = flow_columns(Grpo.needs(Grpo.Settings(kl_coefficient=0.1)), apart=True)
+def phase(stage: str, *, algorithm: PluginSpec = GRPO, model: str = "", lockstep: bool = False) -> StagePhase:
+    columns = flow_columns(Grpo.needs(Grpo.Settings(kl_coefficient=0.1)), apart=True, lockstep=lockstep)
     return StagePhase(
         partition="rl",
         reads=columns.consumers[stage],
@@ -45,6 +47,7 @@ def phase(stage: str, *, algorithm: PluginSpec = GRPO, model: str = "") -> Stage
         algorithm=algorithm,
         model_path=model,
         temperature=0.7,
+        lockstep=lockstep,
         tokens=64,
     )
 
@@ -122,9 +125,44 @@ def test_reference_log_probs_are_of_the_weights_the_phase_started_from(tmp_path:
     stage.close()
 
 
+class Passes(FakeTrainingEngine):
+    """Remembers which rows shared a forward pass."""
+
+    seen: list[list[int]]
+
+    def forward(self, batch: Batch, **options: Any) -> Any:
+        self.seen = [*getattr(self, "seen", []), batch.rows.tolist()]
+        return super().forward(batch, **options)
+
+
+def passes_of(rows: Batch, wanted: Array, tmp_path: Path) -> list[list[int]]:
+    model = str(tmp_path / "model")
+    FakeTrainingEngine.create_model(model, settings={}, seed=1)
+    engine = Passes(FakeTrainingSettings())
+    engine.start(TrainingContext(name="trainer", model_path=model, seed=0, threads=1, total_steps=10))
+    logprobs(engine, rows, group_passes(rows, wanted, token_budget=64), weights="current", temperature=1.0)
+    return engine.seen
+
+
+def test_in_lockstep_a_group_shares_a_forward_pass_with_itself_alone(tmp_path: Path) -> None:
+    rows = batch(3, 6)
+    every = np.ones(len(rows), dtype=np.bool_)
+    alone = [[4 * group + member for member in range(SIZE)] for group in range(3)]
+    assert passes_of(rows, every, tmp_path / "all") == alone
+    mixed = rows.take(np.random.default_rng(0).permutation(len(rows)))
+    assert passes_of(mixed, every, tmp_path / "mixed") == alone
+    some = np.isin(mixed.rows, [5, 11])  # one row of each of two groups has a gradient
+    assert passes_of(mixed, some, tmp_path / "some") == alone[1:]
+
+
+def test_in_lockstep_no_stage_takes_rows_ahead_of_their_group() -> None:
+    columns = flow_columns(Grpo.needs(Grpo.Settings(kl_coefficient=0.1)), apart=True, lockstep=True)
+    assert columns.by_row == ()
+
+
 @pytest.mark.parametrize("apart", [True, False])
 def test_only_stages_apart_store_what_they_add(apart: bool) -> None:
-    columns = flow_columns(Grpo.needs(Grpo.Settings(kl_coefficient=0.1)), apart=apart)
+    columns = flow_columns(Grpo.needs(Grpo.Settings(kl_coefficient=0.1)), apart=apart, lockstep=False)
     assert sorted(columns.consumers) == (["advantage", "reference", "train"] if apart else ["train"])
     assert columns.by_row == (("reference",) if apart else ())
     assert columns.consumers["train"] == columns.all

@@ -34,6 +34,7 @@ def phase(folder: Path, *, streaming: bool, mini_batches: int) -> TrainingPhase:
         stages=("advantage",),
         groups=GROUPS,
         streaming=streaming,
+        lockstep=False,
         mini_batches=mini_batches,
         micro_batch_tokens=16,
     )
