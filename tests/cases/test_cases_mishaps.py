@@ -16,7 +16,8 @@ import pytest
 import headrace
 from headrace import clock
 from headrace.observe.audit import audit_run
-from headrace.observe.events import EventLog, NodeStarted, RunFinished, read_events
+from headrace.observe.event_log import EventLog
+from headrace.observe.events import NodeStarted, RunFinished, read_events
 from headrace.observe.report import write_report
 from headrace.observe.report_data import collect
 from support.mishaps import Mishaps

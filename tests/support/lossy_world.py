@@ -18,7 +18,7 @@ from headrace.dataplane import LedgerService, Note
 from headrace.dataplane.messages import Join, Notes
 from headrace.errors import HeadraceError, RunError
 from headrace.flow import Flow
-from headrace.observe.events import EventLog
+from headrace.observe.event_log import EventLog
 from headrace.run.columns import phase_partition
 from headrace.run.recovery import Recovery
 from headrace.services.controller import Controller, Part

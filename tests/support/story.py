@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.observe.audit import AuditResult, audit_run
-from headrace.observe.events import EventLog
+from headrace.observe.event_log import EventLog
 
 INSTANCE = "rollout-0"
 MEMBERS = 2

@@ -14,7 +14,7 @@ from headrace.config import Job
 from headrace.errors import RunError
 from headrace.hooks import Observer
 from headrace.observe.epochs import standing_events
-from headrace.observe.events import EventLog
+from headrace.observe.event_log import EventLog
 from headrace.observe.lines import RecordLog
 from headrace.observe.observers import ObserverManager
 from headrace.observe.records import EvaluationRecord

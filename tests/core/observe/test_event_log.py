@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from headrace.errors import RunError
-from headrace.observe.events import FIELDS, EventLog, RunStarted, VersionRetired, read_events
+from headrace.observe.event_log import EventLog
+from headrace.observe.events import FIELDS, RunStarted, VersionRetired, read_events
 from headrace.observe.lines import RecordLog
 from headrace.observe.records import read_evaluations, read_metrics
 

@@ -17,7 +17,7 @@ from headrace.errors import LostRowsError
 from headrace.flow import FlowState
 from headrace.flow.records import StoredGroup
 from headrace.observe.epochs import standing_checkpoints
-from headrace.observe.events import EventLog
+from headrace.observe.event_log import EventLog
 from headrace.run import checkpoint as checkpoints
 from headrace.run import keeper as module
 from headrace.run.checkpoint import Checkpoint
