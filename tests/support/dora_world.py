@@ -75,6 +75,7 @@ class World:
         self.streams: dict[int, Stream] = {}
         self.replicas: dict[str, Replica] = {}
         self.dropped: Counter[str] = Counter()
+        self.draining: set[str] = set()
         self.loading: dict[str, int] = {}
         """Instances that have retired what a switch said and not loaded yet."""
         self.lease: BatchLease | None = None
@@ -93,7 +94,17 @@ class World:
         self.steps += 1
         usual = [self.start, self.decode, self.decode, self.decode, self.score, self.switch, self.load, self.move]
         usual += [self.place, self.take, self.train, self.publish, self.retire, self.timer, self.measure]
-        trouble = [self.come, self.lose, self.fail, self.give_back, self.drop, self.call_off, self.forget_version]
+        usual.append(self.leave_drained)
+        trouble = [
+            self.come,
+            self.drain,
+            self.lose,
+            self.fail,
+            self.give_back,
+            self.drop,
+            self.call_off,
+            self.forget_version,
+        ]
         troubled = not self.calm and self.random.random() < 0.04
         self.random.choice(trouble if troubled else usual)()
 
@@ -101,6 +112,7 @@ class World:
         while (ticket := self.flow.next_ticket()) is not None:
             for trajectory, instance in zip(ticket.trajectories, ticket.instances, strict=True):
                 assert trajectory not in self.streams
+                assert instance not in self.draining
                 self.streams[trajectory] = Stream(ticket.version, self.length(self.random))
                 self.begin(trajectory, instance)
 
@@ -152,9 +164,25 @@ class World:
 
     def lose(self) -> None:
         for name in self.any(self.replicas):
-            del self.replicas[name]
-            self.loading.pop(name, None)
+            self.forget(name)
             self.lost(self.flow.leave(name))
+
+    def forget(self, name: str) -> None:
+        del self.replicas[name]
+        self.loading.pop(name, None)
+        self.draining.discard(name)
+
+    def drain(self) -> None:
+        for name in self.any(self.replicas):
+            self.draining.add(name)
+            self.flow.drain(name)
+
+    def leave_drained(self) -> None:
+        for name in self.flow.drained():
+            assert name in self.draining
+            assert not self.replicas[name].running, "drained, never cut"
+            assert self.flow.leave(name) == ()
+            self.forget(name)
 
     def lost(self, trajectories: tuple[int, ...]) -> None:
         """What they had is gone: they begin anew."""
@@ -184,6 +212,7 @@ class World:
             replica.versions.remove(version)
             assert self.flow.retired_on(switch.instance, version) == ()
         if switch.load is not None:
+            assert switch.instance not in self.draining
             self.loading[switch.instance] = switch.load
 
     def load(self) -> None:
@@ -310,6 +339,7 @@ class World:
         while self.loading:
             self.load()
         self.place()
+        self.leave_drained()
         self.start()
         for move in self.moves():
             self.hand_over(move)

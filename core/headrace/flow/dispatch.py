@@ -6,9 +6,9 @@ it is placed again.
 Lockstep must not depend on timing. The first group of a version opens a *cohort*: the next ``batch_groups`` groups,
 dealt over the instances of that moment, which all host the version, as trajectory id modulo their number. Who gets
 how many is fixed then, so that an instance can start to decode when it has all of its share. When the fleet changes
-inside a cohort, the instances that remain still get exactly their share. Members dealt to an instance that left are
-unplaced and are placed again outside the cohort, by id over the instances that are there then; one that joins waits
-for the next cohort.
+inside a cohort, the instances that remain still get exactly their share, and so does one that drains: it leaves after
+the cohort. Members dealt to an instance that was lost are unplaced and are placed again outside the cohort, by id
+over the instances that are there then; one that joins waits for the next cohort.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ class Dispatch:
                 continue
             dealt = cohort.instances[trajectory % len(cohort.instances)]
             self._fleet.place(trajectory, version, dealt if self._is_there(dealt, version) else None)
+        if cohort is not None and group == cohort.groups[-1]:
+            self._fleet.dealt = frozenset()
         return cohort
 
     def place_again(self, trajectory: int, version: int) -> Instance | None:
@@ -86,7 +88,7 @@ class Dispatch:
 
     def end_cohort(self) -> None:
         """The next group opens a new cohort, although the version is the same."""
-        self._cohort = None
+        self._cohort, self._fleet.dealt = None, frozenset()
 
     def _start_where_there_is_room(self, trajectories: range, version: int) -> None:
         """All members start, and only on instances that had room for one, so that none is ever more than a group above
@@ -102,10 +104,11 @@ class Dispatch:
     def _cohort_of(self, group: int, version: int) -> Cohort | None:
         if self._cohort is None or self._cohort.version != version:
             self._cohort = self._open_cohort(range(group, group + self._batch_groups), version)
+            self._fleet.dealt = frozenset(self._cohort.instances)
         return self._cohort if group in self._cohort.groups else None
 
     def _open_cohort(self, groups: range, version: int) -> Cohort:
-        instances = tuple(self._fleet.instances)
+        instances = tuple(self._staying(self._fleet.instances))
         trajectories = np.arange(groups.start * self._group_size, groups.stop * self._group_size)
         sizes = np.bincount(trajectories % len(instances), minlength=len(instances)).tolist()
         names = [instance.name for instance in instances]
@@ -113,7 +116,11 @@ class Dispatch:
 
     def _by_id(self, trajectory: int, version: int) -> Instance | None:
         hosting = self._fleet.hosting(version)
+        hosting = self._staying(hosting) or hosting
         return hosting[trajectory % len(hosting)] if hosting else None
+
+    def _staying(self, instances: list[Instance]) -> list[Instance]:
+        return [instance for instance in instances if instance not in self._fleet.draining]
 
     def _is_there(self, instance: Instance, version: int) -> bool:
         return self._fleet.has(instance) and version in instance.hosted

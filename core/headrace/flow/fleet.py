@@ -2,7 +2,8 @@
 
 A trajectory is *unfinished* until its tokens are done. Invariant: a placed trajectory is on an instance that hosts its
 version; when that stops being true (the instance left, or lost the version) the trajectory is *unplaced*, kept under
-its version, and named to the caller.
+its version, and named to the caller. An instance that *drains* finishes what is placed on it; a trajectory that has
+begun elsewhere is placed there only where nobody else can take it.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ class Fleet:
         if lookahead <= 0:
             raise ValueError(f"lookahead is a factor above 0, got {lookahead}")
         self.members = 0
-        """Changes when an instance joins or leaves."""
+        """Changes when an instance joins, drains or leaves."""
         self.touched: set[Instance] = set()
         """Instances that host other versions, or became idle or busy on one, since whoever reads this cleared it."""
         self.pressed: set[Instance] = set()
         """Instances short of KV memory: they are full, however many slots are idle."""
+        self.draining: set[Instance] = set()
+        """Instances that are to leave when nothing is left to do for them."""
+        self.dealt: Set[Instance] = frozenset()
+        """Instances that groups yet to start will be dealt to, draining or not."""
         self.unplaced: dict[int, set[int]] = {}
         """Version → unfinished trajectories that are on no instance; no empty sets."""
         self._lookahead = lookahead
@@ -39,6 +44,7 @@ class Fleet:
         self._open: dict[int, Lightest] = {}
         """The same without the barred."""
         self._barred: Set[Instance] = frozenset()
+        """Those that drain among them."""
         self._by_name: dict[int | None, list[Instance]] = {}
         """Version → its hosts, None → all instances; made when asked for."""
 
@@ -77,10 +83,33 @@ class Fleet:
         del self._instances[name]
         self.touched.discard(instance)
         self.pressed.discard(instance)
+        self.draining.discard(instance)
         self._barred -= {instance}
         self._by_name.pop(None, None)
         self.members += 1
         return displaced
+
+    def drain(self, name: str) -> None:
+        """An instance is to leave; nothing is bound for it any more. Twice is fine."""
+        instance = self._instance(name)
+        if instance in self.draining:
+            return
+        for trajectory in [t for t, (_, target) in self._bound.items() if target is instance]:
+            self.release(trajectory)
+        self.draining.add(instance)
+        self.bar(self._barred)
+        self.members += 1
+
+    def drained(self, pinned: Collection[int]) -> list[str]:
+        """Draining instances, by name, that nobody needs: nothing is unfinished or will be dealt there, and no version
+        they host is pinned, or waited for by an unplaced trajectory."""
+        return sorted(
+            instance.name
+            for instance in self.draining
+            if not instance.unfinished
+            and instance not in self.dealt
+            and not any(version in pinned or version in self.unplaced for version in instance.hosted)
+        )
 
     def commit(self, name: str, version: int) -> tuple[int, ...]:
         """An instance serves ``version``. One that hosts a single version at a time has thereby dropped the other;
@@ -126,18 +155,20 @@ class Fleet:
         return version in self._hosts
 
     def is_hosted_everywhere(self, version: int) -> bool:
-        """Whether every instance hosts ``version``, and there is one."""
-        return self.is_hosted(version) and len(self._hosts[version]) == len(self._instances)
+        """Whether every instance that does not drain hosts ``version``, and there is one."""
+        hosts = self._hosts.get(version, set())
+        return len(self._instances) - len(self.draining) == len(hosts) - len(hosts & self.draining) > 0
 
     def bar(self, instances: Set[Instance]) -> None:
-        """These get no new groups, until this is said again without them."""
-        for instance in instances ^ self._barred:
+        """These get no new groups, until this is said again without them; nor do those that drain."""
+        barred = frozenset(instances | self.draining)
+        for instance in barred ^ self._barred:
             for version in instance.hosted:
-                if instance in instances:
+                if instance in barred:
                     self._open[version].leave(instance)
                 else:
                     self._open[version].enter(instance)
-        self._barred = frozenset(instances)
+        self._barred = barred
 
     def press(self, name: str, pressure: float) -> bool:
         """An instance has so much of its KV memory in use, which is too much; 0: it is not too much. Returns whether it
@@ -159,11 +190,12 @@ class Fleet:
         return lightest if lightest is not None and lightest.share < self._lookahead else None
 
     def room_again(self, version: int) -> Instance | None:
-        """The same for a trajectory that has begun: where nobody else has room, a barred instance takes it."""
+        """The same for a trajectory that has begun: where nobody else has room, a barred instance takes it, one that
+        drains last."""
         found = self.room(version)
         if found is None:
             barred = (i for i in self._barred if version in i.hosted and i.share < self._lookahead)
-            found = min(barred, key=lambda instance: instance.order, default=None)
+            found = min(barred, key=lambda instance: (instance in self.draining, instance.order), default=None)
         return found
 
     def instance_of(self, trajectory: int) -> Instance | None:

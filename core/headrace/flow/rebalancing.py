@@ -8,6 +8,8 @@ Two things are worth a move:
   up the newest one. :func:`partition` says how many hosts each version deserves; those beyond, the emptiest first, hand
   all their trajectories of the version to the others, as long as these have idle slots, and then switch.
 * *Relief.* An instance short of memory for KV caches hands its youngest trajectories to instances that are not.
+* *Leave-taking.* An instance that drains hands its trajectories to instances with idle slots where that costs nothing;
+  nobody hands any to it.
 
 Nobody else moves: a trajectory whose instance keeps its version stays. Decisions are made when something is *due*: a
 version was published, a batch was taken, an instance came or went, an instance came under pressure, or the caller's
@@ -60,7 +62,9 @@ class Rebalancing:
         """By trajectory."""
         if self.due or self._members != self._fleet.members:
             self.due, self._members = False, self._fleet.members
-            for instance in self._fleet.pressed:
+            for instance in sorted(self._fleet.draining, key=lambda instance: instance.name):
+                self._clear(instance)
+            for instance in self._fleet.pressed - self._fleet.draining:
                 self._relieve(instance, held)
             self._consolidate(held)
         return tuple(self._fleet.moves())
@@ -75,10 +79,18 @@ class Rebalancing:
             if target is not None and target.load < target.slots:
                 self._fleet.bind(trajectory, version, target)
 
+    def _clear(self, instance: Instance) -> None:
+        for version in list(instance.unfinished) if instance.migrates else ():
+            for trajectory in sorted(self._fleet.staying(instance, version)):
+                target = self._fleet.room(version)
+                if target is not None and target.migrates and target.load < target.slots:
+                    self._fleet.bind(trajectory, version, target)
+
     # ------------------------------------------------------------ consolidation
 
     def _consolidate(self, held: Held) -> None:
-        instances, newest = self._fleet.instances, self._versions.newest
+        newest = self._versions.newest
+        instances = [i for i in self._fleet.instances if i not in self._fleet.draining]
         demand = Counter({version: len(waiting) for version, waiting in self._fleet.unplaced.items()})
         for instance in instances:
             for version, placed in instance.unfinished.items():
@@ -93,7 +105,7 @@ class Rebalancing:
         idle on it, or being emptied, neither gives nor takes; who is being filled does not give."""
         if version in self._versions.pinned:
             return  # it stays everywhere
-        busy = [i for i in self._fleet.hosting(version) if not i.is_idle_on(version)]
+        busy = [i for i in self._fleet.hosting(version) if not i.is_idle_on(version) and i not in self._fleet.draining]
         staying = {i: self._fleet.staying(i, version) for i in busy}
         coming = {i: self._fleet.coming(i, version) for i in busy}
         settled = [i for i in busy if len(staying[i]) + coming[i] == len(i.unfinished[version])]

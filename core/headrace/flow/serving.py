@@ -40,6 +40,15 @@ class Serving:
         """An instance is gone. Returns its unfinished trajectories, now :meth:`unplaced`."""
         return self._fleet.leave(instance)
 
+    def drain(self, instance: str) -> None:
+        """An instance is to leave: it gets no new groups and no versions, finishes or hands over what it has, and is
+        :meth:`drained` then. In lockstep it still gets its share of the cohort that has begun."""
+        self._fleet.drain(instance)
+
+    def drained(self) -> tuple[str, ...]:
+        """Draining instances that may :meth:`leave`, by name: nothing is lost by it, and nobody reads from them."""
+        return tuple(self._fleet.drained(self._versions.pinned))
+
     def committed(self, instance: str, version: int) -> tuple[int, ...]:
         """An instance now serves ``version``; one with a single live version has dropped the other by that. Returns
         the trajectories that this left without their version, now :meth:`unplaced` (none, unless the instance switched

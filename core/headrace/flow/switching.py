@@ -10,6 +10,7 @@ Rules, per instance, in name order:
    are chosen anew when that would spare somebody the draining, when the chosen one cannot do it any more, or when the
    versions that are needed, the instances or the missing versions change.
 3. Every other instance loads the newest version as soon as it has room for it.
+   One that drains loads nothing, neither by this rule nor by rule 2.
 4. An instance without room makes room by retiring one *spare* version: the oldest on which it has nothing unfinished,
    that is not pinned and that no unplaced trajectory waits for. The newest is spare only for rule 2.
 
@@ -18,8 +19,8 @@ instance that hosts one version at a time does not move on while its version is 
 
 Liveness: an unplaced trajectory's version is hosted somewhere, or an instance is on its way to it by rule 2: that
 instance gets no new groups, what it has finishes, and then it switches. Once hosted, rule 4 keeps the version there
-until the trajectory has been placed and has finished. The one exception is a fleet whose every place is pinned: it
-waits for the pins.
+until the trajectory has been placed and has finished. The exceptions are a fleet whose every place is pinned,
+which waits for the pins, and one of which every instance drains, which waits for another to join.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class Switching:
     def _switch(self, instance: Instance) -> Switch | None:
         claim = self._claims.get(instance)
         load = None if claim is None else claim.version
-        if load is None and self._versions.newest not in instance.hosted:
+        if load is None and self._versions.newest not in instance.hosted and instance not in self._fleet.draining:
             load = self._versions.newest
         retire = self._dead(instance)
         if load is not None and len(instance.hosted) - len(retire) >= instance.live_versions:
@@ -165,7 +166,9 @@ class Switching:
         return claim.effort < _IDLES and (effort is None or effort >= _IDLES)
 
     def _effort(self, instance: Instance) -> int | None:
-        """What it takes to load a missing version; None where it cannot be, because all is pinned."""
+        """What it takes to load a missing version; None where it cannot be: all is pinned, or the instance drains."""
+        if instance in self._fleet.draining:
+            return None
         if len(instance.hosted) - len(self._dead(instance)) < instance.live_versions:
             return _HAS_ROOM
         if self._spare(instance, newest=False) is not None:

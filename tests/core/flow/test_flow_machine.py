@@ -18,17 +18,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from headrace.contract import StalenessPolicy
 from headrace.errors import StalenessError
-from headrace.flow import BatchLease, Flow, Switch
+from headrace.flow import BatchLease, Flow
+from support.flow_instances import NAMES, Instances
 from support.flow_model import POLICIES, Node, Trajectory, most_in_flight
 from support.profiles import machine
 
 LOOKAHEAD = 1.25
-NAMES = ("a", "b", "c")
 Pair = tuple[int, int]
 RANDOM = st.randoms(use_true_random=False)
 
 
-class FlowMachine(RuleBasedStateMachine):
+class FlowMachine(Instances, RuleBasedStateMachine):
     @initialize(
         policy=st.sampled_from(POLICIES),
         sizes=st.tuples(st.integers(1, 3), st.integers(1, 3)),
@@ -41,6 +41,7 @@ class FlowMachine(RuleBasedStateMachine):
         self.flow = self.new_flow(first_group=self.first, version=self.version)
         self.rows: dict[int, Trajectory] = {}
         self.nodes: dict[str, Node] = {}
+        self.draining: set[str] = set()
         self.dropped: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.pins: Counter[int] = Counter()
@@ -91,6 +92,7 @@ class FlowMachine(RuleBasedStateMachine):
         for trajectory, instance in zip(ticket.trajectories, ticket.instances, strict=True):
             assert trajectory not in self.rows
             assert instance or self.policy.lockstep
+            assert instance not in self.draining or self.policy.lockstep
             self.rows[trajectory] = Trajectory(version=self.version)
 
     @rule(random=RANDOM)
@@ -144,54 +146,6 @@ class FlowMachine(RuleBasedStateMachine):
         for trajectory in self.members(group):
             self.rows[trajectory].state = "dropped"
         self.dropped[reason] += self.group
-
-    # ------------------------------------------------------------ instances
-
-    @rule(random=RANDOM)
-    def come(self, random: Random) -> None:
-        if len(self.nodes) < len(NAMES):
-            self.join(random.randint(1, 4), live_versions=random.randint(1, 4), hosts=random.random() < 0.5)
-
-    def join(self, slots: int, *, live_versions: int, hosts: bool) -> None:
-        name = next(name for name in NAMES if name not in self.nodes)
-        versions = {self.version} if hosts else set()
-        self.flow.join(name, slots=slots, live_versions=live_versions, versions=versions)
-        self.nodes[name] = Node(slots, live_versions, versions)
-
-    @rule(random=RANDOM)
-    def leave(self, random: Random) -> None:
-        if not self.nodes:
-            return
-        name = random.choice(sorted(self.nodes))
-        placed = tuple(t for t in sorted(self.rows) if self.flow.instance_of(t) == name)
-        assert self.flow.leave(name) == placed
-        del self.nodes[name]
-
-    @rule(random=RANDOM)
-    def switch(self, random: Random) -> None:
-        if switches := self.flow.switches():
-            self.carry_out(random.choice(switches))
-
-    def carry_out(self, switch: Switch) -> None:
-        node = self.nodes[switch.instance]
-        for version in switch.retire:
-            assert version in node.versions
-            assert self.flow.retired_on(switch.instance, version) == ()
-            node.versions.remove(version)
-        if switch.load is not None:
-            assert switch.load in self.flow.live_versions()
-            assert self.flow.committed(switch.instance, switch.load) == ()
-            node.versions.add(switch.load)
-        assert len(node.versions) <= node.live_versions
-
-    @rule(random=RANDOM)
-    def lose_a_version(self, random: Random) -> None:
-        """An instance drops a version unasked, as after a restart of its engine."""
-        if hosted := [(name, version) for name, node in self.nodes.items() for version in sorted(node.versions)]:
-            name, version = random.choice(hosted)
-            displaced = self.flow.retired_on(name, version)
-            assert all(self.rows[trajectory].version == version for trajectory in displaced)
-            self.nodes[name].versions.remove(version)
 
     # ------------------------------------------------------------ batches and versions
 
@@ -266,7 +220,7 @@ class FlowMachine(RuleBasedStateMachine):
             assert trajectory // self.group in state.unfinished
             del self.rows[trajectory]
         self.flow, self.first = self.new_flow(state=state), state.first_group
-        for forgotten in (self.nodes, self.pins, self.refused):
+        for forgotten in (self.nodes, self.draining, self.pins, self.refused):
             forgotten.clear()
         self.could_publish = False
         assert self.flow.state() == state
@@ -295,10 +249,19 @@ class FlowMachine(RuleBasedStateMachine):
         """Deep states: single events drawn by hypothesis rarely get past the first batch."""
         random = Random(seed)
         calm = random.random() < 0.3
-        usual = [self.ticket, self.ticket, self.take, self.publish, self.retire, self.place_unplaced]
+        usual = [
+            self.ticket,
+            self.ticket,
+            self.take,
+            self.publish,
+            self.retire,
+            self.place_unplaced,
+            self.leave_drained,
+        ]
         drawn = [self.generate, self.store, self.store, self.store, self.switch, self.switch, self.unpin]
         rare = [self.try_again, self.store_again_or_late, self.pin]
-        trouble = [self.drop, self.leave, self.lose_a_version, self.give_back, self.come, lambda _: self.resume()]
+        trouble = [self.drop, self.leave, self.lose_a_version, self.give_back, self.come, self.drain]
+        trouble.append(lambda _: self.resume())
         for _ in range(count):
             event = random.choice([*usual, *usual, *drawn, *([] if calm else rare)])
             event() if event in usual else event(random)
@@ -365,13 +328,16 @@ class FlowMachine(RuleBasedStateMachine):
             return
         while +self.pins:
             self.unpin(Random(0))
-        if not self.nodes:
+        if not self.nodes.keys() - self.draining:
+            if len(self.nodes) == len(NAMES):
+                self.leave(Random(0))
             self.join(1, live_versions=1, hosts=False)
         wanted = self.batches + 2 * (self.policy.max_staleness + 2)
         for _ in range(40 * wanted):
             if self.batches < wanted:
                 self.complete_everything()
         assert self.batches >= wanted, f"stuck at {self.flow.view()} with {self.flow.switches()}"
+        assert not self.draining, "who drains leaves in the end"
         assert not any(map(self.flow.knows, self.flow.drop_all("run_ended")))
         counts = self.flow.counts()
         assert counts.in_flight == counts.buffered == self.flow.nbytes == 0
@@ -381,6 +347,7 @@ class FlowMachine(RuleBasedStateMachine):
         for switch in self.flow.switches():
             self.carry_out(switch)
         self.place_unplaced()
+        self.leave_drained()
         before = -1
         while len(self.rows) > before:
             before = len(self.rows)

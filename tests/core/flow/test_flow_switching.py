@@ -31,8 +31,8 @@ class World:
             case 0 if len(names) < 4:
                 fleet.join(f"i{self.next}", slots=2, live_versions=random.randint(1, 3), versions=())
                 self.next += 1
-            case 1 if names and random.random() < 0.2:
-                fleet.leave(random.choice(names))
+            case 1 if names and random.random() < 0.4:
+                random.choice([fleet.leave, fleet.drain])(random.choice(names))
             case 2 | 3:
                 self.open[self.next] = self.versions.newest
                 self.versions.opened(self.versions.newest)
