@@ -81,6 +81,9 @@ def command_parser() -> argparse.ArgumentParser:
     )
     report = _command(commands, "report", _report, "write a run's report, one HTML page")
     report.add_argument("run", type=Path, metavar="RUN", help="run directory")
+    scale = _command(commands, "scale", _scale, "have a running run reach another number of rollout instances")
+    scale.add_argument("run", type=Path, metavar="RUN", help="run directory")
+    scale.add_argument("--rollout", type=int, required=True, metavar="N", help="rollout instances there are to be")
     return parser
 
 
@@ -251,6 +254,18 @@ def _simulator(command: str) -> ModuleType:
             fix='pip install "headrace[simulation]"',
         ) from error
     return headrace.simulate
+
+
+def _scale(options: argparse.Namespace) -> int:
+    from headrace.run import scale
+
+    try:
+        instances = scale(options.run, options.rollout, tell=lambda text: print(text, file=sys.stderr))
+    except KeyboardInterrupt:
+        print("what has begun goes on; give the command again to see how it stands", file=sys.stderr)
+        return INTERRUPTED
+    print(f"{_count(instances, 'rollout instance')}: {', '.join(instances)}")
+    return 0
 
 
 def _checked(options: argparse.Namespace) -> Job:

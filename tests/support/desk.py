@@ -180,10 +180,11 @@ class Desk:
         """Rows that a storage unit was asked to forget, ascending."""
         return sorted(row for method, rows in self.units[unit].asked if method == "delete" for row in rows.tolist())
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -21,17 +21,19 @@ from headrace.flow import Flow
 from headrace.observe.event_log import EventLog
 from headrace.run.columns import phase_partition
 from headrace.run.recovery import Recovery
+from headrace.run.scaling import Scaling
 from headrace.services.controller import Controller, Part
 from headrace.services.fleet import Fleet
 from headrace.services.messages import PeerCall, PlaceCall, Report, WorkRequest, node_id
 from headrace.services.workers import Workers
 from support.desk import COLUMNS, PARTITION, failed, finished, plan, published, stored, turns
+from support.lossy_launches import Launches
 from support.lossy_peers import InstancePeer, Play, Putting, Unit, Worker
 
 STORAGE = "storage-0"
 
 
-class World:
+class World(Launches):
     """Satisfies :class:`headrace.run.recovery.Nodes`; is its supervisor, trainer and processes."""
 
     def __init__(
@@ -81,6 +83,9 @@ class World:
         batch_groups, group_size = sizes
         self.flow = Flow(policy=policy, batch_groups=batch_groups, group_size=group_size, columns=COLUMNS)
         self._policy = policy
+        self.dismissed: set[str] = set()
+        self.scaling = Scaling(self, list(self._live_versions), launch=self._launch)
+        self.fleet.left = self.scaling.left
         self._recovery = Recovery(self)
 
     async def begin(self) -> None:
@@ -126,8 +131,9 @@ class World:
     def fail(self, error: BaseException) -> None:
         raise AssertionError("the run fails") from error
 
-    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> None:
-        self._tasks.add(asyncio.ensure_future(work))
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        self._tasks.add(task := asyncio.ensure_future(work))
+        return task
 
     async def lost(self, address: str) -> None:
         """What the data plane's client of the controller is told; nothing of it is under way here."""
@@ -168,6 +174,9 @@ class World:
             self.rows.clear()
         elif name in self._workers:
             self.peers[process].alive = False
+        if name in self.dismissed:
+            self.emit("node_stopped", node=name, reason="ended")
+            return
         self.emit("node_stopped", node=name, reason="was killed by signal 9")
         self._recovery.lost(name, name.rpartition("-")[0], process, RunError("gone"))
         if name in self._workers:

@@ -25,8 +25,8 @@ class State(NamedTuple):
 
 
 class Mishaps(Simulation):
-    """Three resumes, the second of which makes the first void; a lost instance after step 1; a batch released with its
-    storage unit after step 10."""
+    """Three resumes, the second of which makes the first void; a lost instance after step 1; an instance that joins
+    and leaves after step 2; a batch released with its storage unit after step 10."""
 
     def __init__(self, **shape: Any) -> None:
         self._slots = shape.get("slots", 24)
@@ -35,6 +35,8 @@ class Mishaps(Simulation):
         self._down: set[str] = set()
         self._losses = {1, 10}
         """Steps after which a node is lost."""
+        self._joins = True
+        """Whether an instance is still to join and leave."""
         self.states: list[State] = []
         super().__init__(**shape)
 
@@ -44,6 +46,9 @@ class Mishaps(Simulation):
         if self._step == 1 and self._step in self._losses:
             self._losses.discard(1)
             self._at(0.2, self._lose_instance)
+        if self._step == 2 and self._joins:
+            self._joins = False
+            self._join_and_leave()
         if self._step in self._crashes and not any(state.step == self._step for state in self.states):
             self._checkpoint()
 
@@ -104,6 +109,18 @@ class Mishaps(Simulation):
         self._emit("node_started", node="storage-0", role="storage", pid=901)
         self._idle_since = self._now
         self._at(0.1, self._pump)
+
+    # ------------------------------------------------------------ scaling
+
+    def _join_and_leave(self) -> None:
+        """Another instance is ready too late to be given anything before it has to leave."""
+        name = "rollout-9"
+        self._emit("node_started", node=name, role="rollout", pid=902)
+        self._self_check(name, self._version)
+        self._emit("instance_version", instance=name, version=self._version, digest=self._digest(self._version))
+        self._emit("instance_draining", instance=name)
+        self._emit("instance_left", instance=name)
+        self._emit("node_stopped", node=name, reason="ended")
 
     # ------------------------------------------------------------ resumes
 

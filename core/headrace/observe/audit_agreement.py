@@ -10,19 +10,21 @@ class AgreementChecker:
     """No process of an instance gets a trajectory before a self-check of this very process passed.
 
     At a start and at a resume every instance is checked by sampling, once it has the first version: its process needs
-    a check in any case. A process that takes another's place is checked while it loads its first version, directly
-    before it commits it; for that its engine has to score given tokens, which not every engine can. All instances have
-    the same engine, so one check directly before a commit, anywhere in the log, shows that every process in another's
-    place needs one too. Where there is none, nothing tells a check that was left out from one that cannot be made, and
-    nothing is demanded of them.
+    a check in any case. A process that is *late*, in another's place or that of an instance that joins, is checked
+    while it loads its first version, directly before it commits it; for that its engine has to score given tokens,
+    which not every engine can. All instances have the same engine, so one check directly before a commit, anywhere in
+    the log, shows that every late process needs one too. Where there is none, nothing tells a check that was left out
+    from one that cannot be made, and nothing is demanded of them.
     """
 
     def __init__(self, findings: Findings) -> None:
         self._check = findings.check
         self.largest_gap: float | None = None
         """Nats per token; None before the first finite one."""
+        self._serving = False
+        """Whether an instance has had a version by now: who is started from then on is late."""
         self._started: set[str] = set()
-        self._in_anothers_place: set[str] = set()
+        self._late: set[str] = set()
         self._agreed: set[str] = set()
         self._working: set[str] = set()
         """Nodes and instances, by what their present processes are or did."""
@@ -30,7 +32,7 @@ class AgreementChecker:
         self._scores = False
         """Whether a check was made while a version was loaded."""
         self._unchecked: list[TrajectoryStarted] = []
-        """The first of each process in another's place that had no check."""
+        """The first of each late process that had no check."""
 
     def self_checked(self, event: SelfCheck) -> None:
         """An instance computes what the trainer computes."""
@@ -53,21 +55,23 @@ class AgreementChecker:
 
     def instance_version(self, event: InstanceVersion) -> None:
         """A check that comes directly before was made by scoring."""
+        self._serving = True
         last = self._last
         if last is not None and last.seq == event.seq - 1:
             self._scores |= (last.instance, last.version) == (event.instance, event.version)
 
     def node_started(self, event: NodeStarted) -> None:
         """A new process has agreed to nothing yet."""
-        if event.node in self._started:
-            self._in_anothers_place.add(event.node)
+        if event.node in self._started or self._serving:
+            self._late.add(event.node)
         self._started.add(event.node)
         self._agreed.discard(event.node)
         self._working.discard(event.node)
 
     def resumed(self, event: Resumed) -> None:
-        """All processes are new, and none takes another's place."""
-        for nodes in (self._started, self._in_anothers_place, self._agreed, self._working):
+        """All processes are new, and none is late."""
+        self._serving = False
+        for nodes in (self._started, self._late, self._agreed, self._working):
             nodes.clear()
 
     def trajectory_started(self, event: TrajectoryStarted) -> None:
@@ -76,7 +80,7 @@ class AgreementChecker:
         if not name or name in self._working:
             return
         self._working.add(name)
-        if name in self._in_anothers_place and name not in self._agreed:
+        if name in self._late and name not in self._agreed:
             self._unchecked.append(event)
         else:
             self._check_first(event, name in self._agreed)

@@ -22,6 +22,7 @@ Rule = Literal[
     "weights",
     "agreement",
     "window",
+    "drained",
     "evaluation",
     "resume",
 ]
@@ -41,6 +42,7 @@ RULES: Mapping[Rule, str] = MappingProxyType(
         "weights": "generated only with what was committed as published",
         "agreement": "trainer and instances agree on the same tokens",
         "window": "at most max_staleness + 1 versions are in flight",
+        "drained": "an instance that leaves has nothing left to do",
         "evaluation": "held-out answers are of the version asked for",
         "resume": "goes on from what was saved, with all that was live",
     }

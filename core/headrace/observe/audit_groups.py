@@ -38,6 +38,8 @@ class Trajectory:
     group: Group
     attempt: int = -1
     instance: str = ""
+    running: bool = False
+    """Whether its present try is neither finished nor failed."""
     finished: bool = False
     finish_reason: str = ""
     oldest: int = 0

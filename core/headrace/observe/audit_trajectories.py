@@ -8,6 +8,7 @@ from headrace.observe.audit_findings import Findings
 from headrace.observe.audit_groups import DROPPED, GroupChecker, Trajectory
 from headrace.observe.audit_versions import VersionChecker
 from headrace.observe.events import (
+    InstanceLeft,
     RowStored,
     StageFinished,
     TrajectoryFailed,
@@ -86,7 +87,7 @@ class TrajectoryChecker:
             )
         if found.finished:
             self._groups.unfinish(found)
-        found.attempt, found.instance = event.attempt, event.instance
+        found.attempt, found.instance, found.running = event.attempt, event.instance, True
 
     def trajectory_finished(self, event: TrajectoryFinished) -> None:
         """Once per try, where it was running, with tokens of one version."""
@@ -109,7 +110,7 @@ class TrajectoryChecker:
         )
         if not ok:
             return
-        found.finished, found.finish_reason = True, event.finish_reason
+        found.running, found.finished, found.finish_reason = False, True, event.finish_reason
         self._groups.finished_one(found.group)
         self._spans(found, event)
 
@@ -146,7 +147,13 @@ class TrajectoryChecker:
     def trajectory_failed(self, event: TrajectoryFailed) -> None:
         """Counted; the next attempt, or the drop of its group, shows what became of it."""
         self.failed[event.reason] += 1
-        self._find(event.trajectory, event.seq, "failed")
+        if found := self._find(event.trajectory, event.seq, "failed"):
+            found.running = False
+
+    def instance_left(self, event: InstanceLeft) -> None:
+        """Nothing was cut."""
+        cut = [t.id for t in self._groups.live.values() if t.running and t.instance == event.instance]
+        self._check(not cut, "drained", event.seq, "{} left with trajectories {} unfinished", event.instance, cut)
 
     def trajectory_scored(self, event: TrajectoryScored) -> None:
         """Once; remembered for the batch."""

@@ -9,6 +9,8 @@ from headrace.observe.audit_findings import Findings
 from headrace.observe.events import (
     EvaluationFinished,
     EvaluationStarted,
+    InstanceDraining,
+    InstanceLeft,
     InstanceVersion,
     NodeStopped,
     PhaseStarted,
@@ -30,6 +32,9 @@ class VersionChecker:
         self.evaluations = 0
         self._digests: dict[int, str] = {}
         self._live: set[int] = set()
+        self._draining: set[str] = set()
+        self._left: set[str] = set()
+        """Names, which are never used again in the epoch."""
         self._committed: defaultdict[str, set[int]] = defaultdict(set)
 
     @property
@@ -120,11 +125,32 @@ class VersionChecker:
             event.digest,
             published or "no such version",
         )
-        self._committed[event.instance].add(event.version)
+        present = self._check(
+            event.instance not in self._left,
+            "drained",
+            event.seq,
+            "{} committed version {} after it had left",
+            event.instance,
+            event.version,
+        )
+        if present:
+            self._committed[event.instance].add(event.version)
 
     def node_stopped(self, event: NodeStopped) -> None:
         """A process that is gone serves nothing; its successor has to commit again."""
         self._committed.pop(event.node, None)
+
+    def instance_left(self, event: InstanceLeft) -> None:
+        """It had agreed to leave, and serves nothing from now on."""
+        self._check(
+            event.instance in self._draining, "drained", event.seq, "{} left and was not draining", event.instance
+        )
+        self._left.add(event.instance)
+        self._committed.pop(event.instance, None)
+
+    def instance_draining(self, event: InstanceDraining) -> None:
+        """Once."""
+        self._draining.add(event.instance)
 
     def resumed(self, event: Resumed) -> None:
         """The state has the version that the applied batches made. New processes hold none until it is published."""
@@ -139,6 +165,8 @@ class VersionChecker:
         self.newest = event.version - 1
         self._live.clear()
         self._committed.clear()
+        self._draining.clear()
+        self._left.clear()
         self.open_evaluations.clear()
 
     def evaluation_started(self, event: EvaluationStarted) -> None:

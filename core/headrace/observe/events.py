@@ -84,6 +84,18 @@ class NodeStopped(Event, frozen=True, kw_only=True):
     """``ended``, or how it was lost."""
 
 
+class InstanceDraining(Event, frozen=True, kw_only=True):
+    """An instance is to leave: it finishes what it has."""
+
+    instance: str
+
+
+class InstanceLeft(Event, frozen=True, kw_only=True):
+    """An instance that drained has nothing left and gets nothing any more; its process is about to end."""
+
+    instance: str
+
+
 class InstanceVersion(Event, frozen=True, kw_only=True):
     """An instance committed a version; ``digest`` is of what it received."""
 
@@ -294,6 +306,8 @@ AnyEvent = (
     | PhaseStarted
     | NodeStarted
     | NodeStopped
+    | InstanceDraining
+    | InstanceLeft
     | InstanceVersion
     | VersionPublished
     | VersionRetired

@@ -18,7 +18,7 @@ from headrace.observe.report_data import RunData, collect
 from headrace.observe.report_figures import Panel, learning, lengths, speed, staleness, training
 from headrace.observe.report_sections import audit_section, header, job_section, mishaps_section, samples_section
 from headrace.observe.report_stages import stages
-from headrace.observe.report_timeline import timeline
+from headrace.observe.report_timeline import fleet_size, timeline
 
 REPORT_FILE = "report.html"
 PAGE = Path(__file__).parent / "page"
@@ -63,6 +63,7 @@ def _page(run_dir: Path, data: RunData, result: AuditResult, plotly: str) -> str
             [
                 timeline(data),
                 stages(data),
+                fleet_size(data),
                 staleness(summary["staleness"], summary["max_staleness"]),
                 lengths(data),
                 *speed(data),

@@ -17,7 +17,11 @@ from headrace.observe.events import (
     BatchTrained,
     EvaluationFinished,
     GroupDropped,
+    InstanceLeft,
+    NodeStarted,
+    NodeStopped,
     PhaseStarted,
+    Resumed,
     RowStored,
     RunFinished,
     RunStarted,
@@ -57,6 +61,11 @@ class RunData:
     """Unix seconds."""
     seconds: float = 0.0
     instances: list[str] = field(default_factory=list)
+    """All there ever were."""
+    fleet: list[tuple[float, int]] = field(default_factory=list)
+    """When the number of rollout processes changed, and to what."""
+    scaled: bool = False
+    """Whether instances joined or left, rather than being lost and started again."""
     phases: list[PhaseStarted] = field(default_factory=list)
     published: list[tuple[int, float]] = field(default_factory=list)
     trained: list[tuple[int, Interval]] = field(default_factory=list)
@@ -145,6 +154,8 @@ class _Reading:
         """Response tokens of trajectories that are neither trained nor dropped."""
         self._rows: dict[int, int] = {}
         """Row → trajectory, of rows that are not trained."""
+        self._running: set[str] = set()
+        """Rollout nodes that have a process."""
         self._generating: defaultdict[tuple[str, int], list[Interval]] = defaultdict(list)
 
     def read(self, run_dir: Path) -> None:
@@ -153,6 +164,9 @@ class _Reading:
         handlers = {
             RunStarted: self._run_started,
             PhaseStarted: data.phases.append,
+            NodeStarted: self._node_started,
+            NodeStopped: self._node_stopped,
+            Resumed: self._resumed,
             VersionPublished: self._published,
             TrajectoryFinished: self._finished,
             RowStored: self._stored,
@@ -160,6 +174,7 @@ class _Reading:
             GroupDropped: self._dropped,
             BatchTrained: self._trained,
             EvaluationFinished: data.evaluations.append,
+            InstanceLeft: self._left,
             RunFinished: self._run_finished,
         }
         last = None
@@ -177,7 +192,31 @@ class _Reading:
         data.generated = {key: merge(found, gap=gap) for key, found in sorted(self._generating.items())}
 
     def _run_started(self, event: RunStarted) -> None:
-        self._data.job_name, self._data.started, self._data.instances = event.job, event.time, event.instances
+        self._data.job_name, self._data.started, self._data.instances = event.job, event.time, [*event.instances]
+
+    def _node_started(self, event: NodeStarted) -> None:
+        if event.role != "rollout":
+            return
+        if event.node not in self._data.instances:
+            self._data.instances.append(event.node)
+            self._data.scaled = True
+        self._running.add(event.node)
+        self._count(event.time)
+
+    def _node_stopped(self, event: NodeStopped) -> None:
+        if event.node in self._running:
+            self._running.discard(event.node)
+            self._count(event.time)
+
+    def _resumed(self, event: Resumed) -> None:
+        self._running.clear()
+        self._count(event.time)
+
+    def _left(self, event: InstanceLeft) -> None:
+        self._data.scaled = True
+
+    def _count(self, time: float) -> None:
+        self._data.fleet.append((self._data.since_start(time), len(self._running)))
 
     def _run_finished(self, event: RunFinished) -> None:
         self._data.status, self._data.reason = event.status, event.reason

@@ -37,6 +37,23 @@ def timeline(data: RunData) -> Panel | None:
     return Panel(title="Who worked when, on which version", caption=caption, figure=figure, wide=True)
 
 
+def fleet_size(data: RunData) -> Panel | None:
+    """How many rollout instances there were; nothing for a run that kept those it began with."""
+    if not data.scaled:
+        return None
+    unit, scale = time_unit(data.seconds)
+    steps: Figure = {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [at / scale for at, _ in data.fleet],
+        "y": [count for _, count in data.fleet],
+        "line": {"shape": "hv", "width": 2, "color": "@blue"},
+    }
+    layout = {"xaxis": axis(unit), "yaxis": axis("instances", rangemode="tozero", dtick=1), "showlegend": False}
+    caption = "Processes of rollout instances: those that joined and left, and those that were lost and started again."
+    return Panel(title="Rollout instances", caption=caption, figure={"data": [steps], "layout": layout})
+
+
 def lanes(bars: Sequence[Bar]) -> list[list[Bar]]:
     """Spread overlapping bars over as few lanes as needed: each goes to the first lane that is free."""
     spread: list[list[Bar]] = []

@@ -17,10 +17,12 @@ from headrace.errors import RunError
 from headrace.graph.declared import engine_capacity
 from headrace.observe.exposition import MetricsPage
 from headrace.registry import build
+from headrace.run.control import Access, offer, withdraw
 from headrace.run.directory import RunDirectory
 from headrace.run.plans import self_check_tolerance, stage_nodes
 from headrace.run.recovery import Recovery
 from headrace.run.room import watch_room
+from headrace.run.scaling import Scaling
 from headrace.run.seeds import derive_seed
 from headrace.run.tasks import TasksIdentity, identify
 from headrace.services.controller import Controller
@@ -82,8 +84,12 @@ class Cluster:
             max_attempts=job.environment.max_attempts,
             notice=notice,
         )
+        self._names = [f"rollout-{i}" for i in range(job.rollout.instances)]
+        self.scaling = Scaling(self, self._names, launch=self._launch_rollout)
+        self.fleet.left = self.scaling.left
         self._recovery: Recovery | None = None
-        self._server = self._network.server(self.controller, self.ledger, self.stages, name="controller")
+        served = (self.controller, self.ledger, self.stages, self.scaling)
+        self._server = self._network.server(*served, name="controller")
         self._page: MetricsPage | None = None
         if job.network.metrics:
             self._page = MetricsPage(job.network.metrics, lambda: data_plane_metrics(self.ledger, self._server))
@@ -109,23 +115,23 @@ class Cluster:
             fail=self.fail,
         )
         self.controller.supervisor = self.supervisor
-        names = [f"rollout-{i}" for i in range(job.rollout.instances)]
         await self._launch_units()
         if job.storage.capacity:
             self.spawn(watch_room(self.ledger, lambda: self.controller.waits_for_batch, self._notice), "watch room")
         await self._launch_trainer()
         self.model_path = await self._model()
-        await self._launch_rollouts(names)
+        await self._launch_rollouts()
         workers = await self._launch_workers()
         stages = await self._launch_stages()
         await asyncio.to_thread(self._start_environment)
-        for name in names:
+        for name in self._names:
             self.join(name, await self.supervisor.address(name))
         for name in workers:
             self.workers.add(name, await self.supervisor.address(name))
         for name in stages:
             await self.stages.add(name, await self.supervisor.address(name))
         self._recovery = Recovery(self)
+        offer(self._directory, Access(controller=address, network=self._network))
 
     async def _launch_units(self) -> None:
         for number in range(self._job.storage.units):
@@ -186,28 +192,30 @@ class Cluster:
         )
         return path
 
-    async def _launch_rollouts(self, names: list[str]) -> None:
-        rollout = self._job.rollout
-        publisher = await self.trainer.call(
+    async def _launch_rollouts(self) -> None:
+        self._publisher = await self.trainer.call(
             "publisher_address", reply=str, deadline=MODEL_DEADLINE, awaiting="the publisher's address"
         )
-        setup = RolloutSetup(
-            engine=rollout.spec,
-            transport=self._job.weights.spec,
-            model_path=self.model_path,
-            publisher=publisher,
-            threads=rollout.threads,
-        )
-        for name in names:
-            await self.supervisor.launch(
-                NodePlan(
-                    name=name,
-                    role="rollout",
-                    setup=lambda: setup,
-                    python=rollout.python or sys.executable,
+        for name in self._names:
+            await self._launch_rollout(name)
+
+    async def _launch_rollout(self, name: str) -> None:
+        rollout = self._job.rollout
+        await self.supervisor.launch(
+            NodePlan(
+                name=name,
+                role="rollout",
+                setup=lambda: RolloutSetup(
+                    engine=rollout.spec,
+                    transport=self._job.weights.spec,
+                    model_path=self.model_path,
+                    publisher=self._publisher,
                     threads=rollout.threads,
-                )
+                ),
+                python=rollout.python or sys.executable,
+                threads=rollout.threads,
             )
+        )
 
     async def _launch_workers(self) -> list[str]:
         names = [f"environment-{i}" for i in range(self._job.environment.workers)]
@@ -279,10 +287,12 @@ class Cluster:
         if not self.controller.failed.done():
             self.controller.failed.set_exception(error)
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run work in the background; the run ends with its failure."""
         task = asyncio.create_task(work, name=name)
         self._background.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
@@ -305,6 +315,7 @@ class Cluster:
 
     async def close(self) -> None:
         """End every node and forget every secret and socket."""
+        withdraw(self._directory)
         await self._end_background()
         if self.controller.supervisor is not None:
             await self.supervisor.close()

@@ -10,6 +10,7 @@ RUN/
   not_finite/         rows of steps whose loss or gradient was not finite, if there were any
   logs/               one file per node
   report.html
+  controller.json     how commands find the controller, while the run is running
   lock                held by the process that works here
 """
 
@@ -36,6 +37,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
         self.job = path / "job.json"
+        self.controller = path / "controller.json"
         self._lock: IO[bytes] | None = None
 
     @classmethod

@@ -90,6 +90,7 @@ class Evaluator:
         )
         self._rounds[version] = current
         self._round_of_item |= {item.group: current for item in items}
+        self._fleet.evaluating.add(version)
         self._emit("evaluation_started", version=version)
         self._controller.evaluate(items, self._item_done)
         return current.done
@@ -164,6 +165,7 @@ class Evaluator:
             finished=clock.now(),
         )
         self.results[current.version] = result
+        self._fleet.evaluating.discard(current.version)
         current.finished()
         if not current.done.done():  # whoever waited for it may have been cancelled
             current.done.set_result(result)

@@ -2,7 +2,8 @@
 
 | lost               | what goes on                                                                       |
 |--------------------|------------------------------------------------------------------------------------|
-| rollout instance   | its trajectories are generated again elsewhere, under the version they started with |
+| rollout instance   | its trajectories are generated again elsewhere, under the version they started with; it |
+|                    | is started again, unless it was to leave                                             |
 | environment worker | others, or its successor, play its groups again                                    |
 | storage unit       | the groups it held are dropped by name; what is under way goes to another unit     |
 | separate stage     | what it held is ready again, and its successor's                                   |
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 
 from headrace.dataplane import AsyncPlane, LedgerService
 from headrace.errors import RunError
+from headrace.run.scaling import Scaling
 from headrace.services.controller import Controller
 from headrace.services.fleet import Fleet
 from headrace.services.messages import PeerCall
@@ -43,12 +45,13 @@ class Nodes(Protocol):
     """Storage unit → where it serves."""
     trainer: Client
     supervisor: Supervisor
+    scaling: Scaling
 
     def join(self, name: str, address: str) -> None: ...
 
     def fail(self, error: BaseException) -> None: ...
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None: ...
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> object: ...
 
 
 class Recovery:
@@ -83,7 +86,14 @@ class Recovery:
     async def _rollout(self, name: str, address: str) -> None:
         nodes = self._nodes
         await self._tell_that_nobody_serves(address)
-        nodes.join(name, await nodes.supervisor.restart(name))
+        if not nodes.scaling.wants(name):
+            await nodes.scaling.dismiss(name)
+            return
+        joined = await nodes.supervisor.restart(name)
+        if nodes.scaling.wants(name):
+            nodes.join(name, joined)
+        else:
+            await nodes.scaling.dismiss(name)
 
     async def _worker(self, name: str) -> None:
         nodes = self._nodes

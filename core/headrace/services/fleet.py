@@ -34,14 +34,16 @@ class Instance:
     versions: set[int] = field(default_factory=set)
     checked: bool = False
     """Whether it has proved to compute what the trainer computes."""
+    draining: bool = False
+    """Whether it is to leave."""
     loading: int | None = None
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One change of versions at a time."""
 
 
 class Fleet:
-    """All instances. ``changed`` is called whenever an instance gained or lost a version; ``connect`` makes the client
-    of an address."""
+    """All instances. ``changed`` is called whenever an instance gained or lost a version, ``left(name, address)`` when
+    one that drained has left; ``connect`` makes the client of an address."""
 
     def __init__(
         self,
@@ -67,7 +69,10 @@ class Fleet:
         self._common: int | None = None
         """What :meth:`load_everywhere` was asked for last."""
         self._gained = asyncio.Condition()
+        self.evaluating: set[int] = set()
+        """Versions whose held-out answers instances are giving."""
         self.changed: Callable[[], None] = lambda: None
+        self.left: Callable[[str, str], None] = lambda name, address: None
 
     def join(self, name: str, address: str, *, slots: int, live_versions: int) -> None:
         """A node that serves and hosts no policy version yet: it is brought to what the others are at, and gets no work
@@ -79,6 +84,29 @@ class Fleet:
             self.sync()
         elif self._common is not None:
             self._begin_switch(instance, self._common, ())
+
+    def drain(self, name: str) -> None:
+        """An instance is to leave when all it has is done; it gets nothing new. One that is lost has left already."""
+        if (instance := self._instances.get(name)) is None:
+            return
+        instance.draining = True
+        self._emit("instance_draining", instance=name)
+        if self._flow is not None:
+            self._flow.drain(name)
+        self.changed()
+
+    def _let_leave(self) -> None:
+        """Drained instances go. While nothing rolls out they have nothing to do but an evaluation."""
+        if self._flow is not None:
+            drained = self._flow.drained()
+        elif self.evaluating:
+            drained = ()
+        else:
+            drained = tuple(sorted(name for name, instance in self._instances.items() if instance.draining))
+        for name in drained:
+            self._emit("instance_left", instance=name)
+            address, _ = self.lost(name)
+            self.left(name, address)
 
     def lost(self, name: str) -> tuple[str, tuple[int, ...]]:
         """An instance is gone, and gets nothing from this moment on. Returns where it served, and its trajectories,
@@ -105,8 +133,13 @@ class Fleet:
         return self._instances[name].address if name else ""
 
     def hosting(self, version: int) -> list[Instance]:
-        """Instances that serve a version, by name."""
-        return [i for _, i in sorted(self._instances.items()) if version in i.versions]
+        """Instances that serve a version, by name; those that drain only where no other does."""
+        hosts = [i for _, i in sorted(self._instances.items()) if version in i.versions]
+        return [i for i in hosts if not i.draining] or hosts
+
+    @property
+    def _staying(self) -> list[Instance]:
+        return [instance for instance in self._instances.values() if not instance.draining]
 
     async def close(self) -> None:
         for instance in self._instances.values():
@@ -124,10 +157,13 @@ class Fleet:
         if flow is not None:
             for name, i in sorted(self._instances.items()):
                 flow.join(name, slots=i.slots, live_versions=i.live_versions, versions=tuple(i.versions))
+                if i.draining:
+                    flow.drain(name)
             self.sync()
 
     def sync(self) -> None:
         """Carry out what ``flow`` wants now; loads run in the background."""
+        self._let_leave()
         if self._flow is None:
             return
         for switch in self._flow.switches():
@@ -222,7 +258,7 @@ class Fleet:
         """Returns when an instance, or every one, serves ``version``."""
 
         def served() -> bool:
-            return len(self.hosting(version)) >= (max(1, len(self)) if everywhere else 1)
+            return len(self.hosting(version)) >= (max(1, len(self._staying)) if everywhere else 1)
 
         try:
             # Not wait_for: the caller must go on in the very moment in which it is true, before the next loss.
@@ -234,11 +270,16 @@ class Fleet:
                 fix="read the logs of the rollout nodes",
             ) from None
 
+    async def serves(self, name: str) -> None:
+        """Returns when an instance, which may be lost and come back meanwhile, serves a version."""
+        async with self._gained:
+            await self._gained.wait_for(lambda: name in self._instances and bool(self._instances[name].versions))
+
     async def load_everywhere(self, version: int) -> None:
         """Load a version on every instance and forget the others: for phases in which nothing rolls out. An instance
         that is lost meanwhile is brought up to date when it is back; one at least has the version at the end."""
         self._common = version
-        instances = list(self._instances.values())
+        instances = self._staying
         await asyncio.gather(*(self._change(i, version, i.versions - {version}) for i in instances))
         await self.wait_for(version, everywhere=False)
 

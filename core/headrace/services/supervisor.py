@@ -8,7 +8,6 @@ in checks, not by a clock: while this process itself was stopped it could hear n
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from headrace.contract import Launcher, NodeLaunch, NodeProcess
 from headrace.errors import DeadlineError, RunError
 from headrace.process import is_stopped
 from headrace.services.messages import Heartbeat, Message, NodeSpec, Registration, node_id
-from headrace.wire import Network
+from headrace.wire import Network, write_private
 
 START_DEADLINE = 120.0
 """Seconds a node may take to serve; importing an engine can be slow."""
@@ -65,6 +64,10 @@ class _Node:
     """Whether somebody knows where it serves."""
     ended: str = ""
     """Why it is gone, once it is."""
+    dismissed: bool = False
+    """Whether it is to end by itself."""
+    watch: asyncio.Task[None] | None = None
+    """Ends when the process has."""
 
     @property
     def id(self) -> str:
@@ -140,7 +143,7 @@ class Supervisor:
             setup=msgspec.msgpack.encode(plan.setup()),
         )
         path = Path(self._network.directory) / f"{spec.id}.json"
-        _write_private(path, msgspec.json.encode(spec))
+        write_private(path, msgspec.json.encode(spec))
         log_path = self._logs / f"{plan.name}.log"
         process = await self._launcher.launch(
             NodeLaunch(
@@ -153,7 +156,7 @@ class Supervisor:
         )
         node = _Node(plan, start, process, log_path, asyncio.get_running_loop().create_future())
         self._nodes[plan.name] = node
-        watch = asyncio.create_task(self._watch(node), name=f"watch {node.id}")
+        watch = node.watch = asyncio.create_task(self._watch(node), name=f"watch {node.id}")
         watch.add_done_callback(self._watched)
         self._watches.add(watch)
         self._emit("node_started", node=plan.name, role=plan.role, pid=process.pid)
@@ -189,6 +192,23 @@ class Supervisor:
         node = self._nodes.get(process.rpartition(".")[0])
         return node if node is not None and node.id == process else None
 
+    def dismiss(self, name: str) -> None:
+        """A node is not needed any more: from now on its end is no loss."""
+        self._nodes[name].dismissed = True
+
+    async def stop(self, name: str) -> None:
+        """End a node that is not needed any more: ask, wait a little, then kill. Nothing happens when there is none."""
+        if (node := self._nodes.get(name)) is None:
+            return
+        assert node.watch is not None
+        node.dismissed = True
+        node.process.terminate()
+        _, late = await asyncio.wait({node.watch}, timeout=STOP_SECONDS)
+        if late:
+            node.process.kill()
+            await asyncio.wait(late)
+        del self._nodes[name]
+
     async def close(self) -> None:
         """End every node: ask, wait a little, then kill."""
         self._closing = True
@@ -205,12 +225,13 @@ class Supervisor:
     async def _watch(self, node: _Node) -> None:
         status = await node.process.wait()
         node.process.kill()  # what the node itself started must not outlive it
-        node.ended = reason = "ended" if self._closing else node.silent or _cause(status)
+        expected = self._closing or node.dismissed
+        node.ended = reason = "ended" if expected else node.silent or _cause(status)
         self._emit("node_stopped", node=node.plan.name, reason=reason)
         if not node.registered.done():
             node.registered.set_exception(node.lost(f"{reason} before it served"))
             node.registered.exception()  # nobody may be waiting for it
-        elif node.in_use and not self._closing:
+        elif node.in_use and not expected:
             self._lost(node.plan.name, node.plan.role, node.id, node.lost(reason))
 
     def _watched(self, watch: asyncio.Task[None]) -> None:
@@ -234,12 +255,6 @@ class Supervisor:
             if stopped or node.silence > HEARTBEAT_DEADLINE:
                 node.silent = f"sent no heartbeat for {node.silence:.0f} s{', being stopped,' * stopped} and was killed"
                 node.process.kill()
-
-
-def _write_private(path: Path, data: bytes) -> None:
-    """No other user may read the file, from its first moment on."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(data)
 
 
 def _environment(threads: int) -> dict[str, str]:

@@ -16,7 +16,7 @@ from headrace.wire.keys import Keys
 from headrace.wire.limits import DEFAULT_LIMITS, Limits
 from headrace.wire.methods import rpc
 from headrace.wire.network import Network
-from headrace.wire.own_directory import OwnDirectory, unlocked
+from headrace.wire.own_directory import OwnDirectory, unlocked, write_private
 from headrace.wire.promise import Promise
 from headrace.wire.refusal import RefusedError
 from headrace.wire.server import Server
@@ -50,4 +50,5 @@ __all__ = [
     "tensor_checksum",
     "tensor_info",
     "unlocked",
+    "write_private",
 ]

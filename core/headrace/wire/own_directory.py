@@ -29,6 +29,12 @@ class OwnDirectory:
         self._lock.close()
 
 
+def write_private(path: Path, data: bytes) -> None:
+    """No other user may read the file, from its first moment on."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(data)
+
+
 def unlocked(path: str | Path) -> bool:
     """Whether nobody holds a file's lock, or the file is gone. The lock of one that was killed is not held, whatever
     namespace of process ids it lived in."""

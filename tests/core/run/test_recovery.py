@@ -10,6 +10,7 @@ from headrace.dataplane.messages import Join
 from headrace.errors import RunError
 from headrace.registry import PluginSpec
 from headrace.run.recovery import Recovery
+from headrace.run.scaling import Scaling
 from headrace.services.messages import node_id
 from headrace.services.stage_messages import StagePhase
 from headrace.services.stages import Stages
@@ -37,6 +38,7 @@ class Nodes:
         self.supervisor: Any = self
         self.failures: list[BaseException] = []
         self._starting: dict[str, asyncio.Future[str]] = {}
+        self.scaling = Scaling(self, ["rollout-0", "rollout-1"], launch=self._launch)
         for name in ("environment-0", "environment-1"):
             self.workers.add(name, f"{name}.0")
         self.recovery = Recovery(self)
@@ -50,8 +52,11 @@ class Nodes:
     def fail(self, error: BaseException) -> None:
         self.failures.append(error)
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        self.desk.spawn(work, name)
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        return self.desk.spawn(work, name)
+
+    async def _launch(self, name: str) -> None:
+        raise AssertionError(name)
 
     async def lost(self, address: str) -> None:
         self.given_up.append(address)

@@ -1,9 +1,11 @@
-"""Instances, workers and the storage unit are lost at any moment, again and again, with messages on their way: nothing
-is lost or trained twice, no instance is asked for what it does not serve, and the run gets further."""
+"""Instances, workers and the storage unit are lost at any moment, again and again, and instances join and leave, with
+messages on their way: nothing is lost or trained twice, no instance is asked for what it does not serve, none that
+leaves is cut short, and the run gets further."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from headrace.contract import StalenessPolicy
+from headrace.errors import RunError
 from headrace.observe.audit import audit_run
 from support.flow_model import POLICIES
 from support.lossy_world import World
@@ -75,11 +78,18 @@ class Losses(RuleBasedStateMachine):
         if names:
             self.runner.run(self._lose(Random(seed).choice(names)))
 
+    @rule(instances=st.integers(1, 4))
+    def scale(self, instances: int) -> None:
+        assert self.world is not None
+        with contextlib.suppress(RunError):  # one change is made at a time
+            self.runner.run(self.world.scale(instances))
+
     @rule()
     def lose_everything(self) -> None:
         assert self.world is not None
         for name in sorted(self.world.up):
-            self.runner.run(self._lose(name))
+            if name in self.world.up:  # one that drained may leave meanwhile
+                self.runner.run(self._lose(name))
 
     async def _lose(self, name: str) -> None:
         assert self.world is not None
@@ -90,13 +100,16 @@ class Losses(RuleBasedStateMachine):
     # ------------------------------------------------------------ the end
 
     async def _goes_on(self, world: World) -> None:
-        """Two more batches: one may be of rows that were there."""
+        """Two more batches: one may be of rows that were there. Who joins or leaves has done so in the end."""
         random, wanted = Random(0), world.batches + 2
         for _ in range(PATIENCE):
-            if world.batches == wanted:
+            if world.batches >= wanted and not world.is_scaling:
                 return
             await world.step(random, failures=False)
-        raise AssertionError(f"no two more batches in {PATIENCE} steps: {world.flow.view()}, {world.flow.counts()}")
+        raise AssertionError(
+            f"no two more batches in {PATIENCE} steps, or still scaling ({world.is_scaling}): "
+            f"{world.flow.view()}, {world.flow.counts()}"
+        )
 
     async def _end(self, world: World) -> None:
         while world.is_training:

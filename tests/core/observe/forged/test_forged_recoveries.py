@@ -142,7 +142,7 @@ def a_resume_without_its_last_check(log: Any) -> None:
 
 def a_process_in_anothers_place_that_was_not_checked(log: Any) -> None:
     started = log.all("node_started", node="rollout-1")[0]
-    check = next(e for e in log.all("self_check") if e["seq"] > started["seq"])
+    check = next(e for e in log.all("self_check", instance="rollout-1") if e["seq"] > started["seq"])
     log.remove(check)
     told = log.all("instance_version", instance="rollout-0")[-1]
     scored = {**check, "time": told["time"], "epoch": told["epoch"], "instance": "rollout-0"}

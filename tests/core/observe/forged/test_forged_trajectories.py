@@ -155,6 +155,29 @@ def a_reward_that_the_trainer_never_read(log: Any) -> None:
     log.one("batch_trained")["rewards"].pop()
 
 
+def leaves(log: Any, after: Any, name: str, *, asked: bool = True) -> Any:
+    """Insert that an instance leaves."""
+    told = {"time": after["time"], "epoch": after["epoch"], "instance": name}
+    left = {**told, "kind": "instance_left"}
+    log.insert(after, left)
+    if asked:
+        log.insert(after, {**told, "kind": "instance_draining"})
+    return left
+
+
+def an_instance_that_leaves_with_work(log: Any) -> None:
+    started = log.one("trajectory_started")
+    leaves(log, started, started["instance"])
+
+
+def an_instance_that_leaves_unasked(log: Any) -> None:
+    leaves(log, log.one("batch_trained"), "rollout-1", asked=False)
+
+
+def work_for_an_instance_that_left(log: Any) -> None:
+    leaves(log, log.all("version_published")[0], "rollout-1")
+
+
 LIES: tuple[tuple[str, Callable[[Any], None], str], ...] = (
     ("one_version", a_token_of_another_version, r"has tokens of versions \[\d+, \d+\]"),
     ("one_version", a_span_of_another_version, "has tokens of versions"),
@@ -183,6 +206,10 @@ LIES: tuple[tuple[str, Callable[[Any], None], str], ...] = (
     ("conservation", a_group_carried_into_the_next_phase, "groups of an earlier phase are neither trained"),
     ("scored", a_trained_answer_that_was_cut_off, "taken with finish reason 'aborted'"),
     ("scored", a_trained_answer_that_was_never_scored, "judged: False"),
+    ("drained", an_instance_that_leaves_with_work, r"left with trajectories \[.*\] unfinished"),
+    ("drained", an_instance_that_leaves_unasked, "rollout-1 left and was not draining"),
+    ("drained", work_for_an_instance_that_left, r"rollout-1 committed version \d+ after it had left"),
+    ("weights", work_for_an_instance_that_left, "started on 'rollout-1' .* before the instance committed it"),
     ("rewards", a_better_reward, r"row .* was scored (0|1)\.0, the trainer read (?!\1)"),
     ("rewards", two_exchanged_rewards, r"was scored 0\.0, the trainer read 1\.0"),
     ("rewards", two_exchanged_rewards, r"was scored 1\.0, the trainer read 0\.0"),
