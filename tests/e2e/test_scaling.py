@@ -53,3 +53,13 @@ def test_a_synchronous_run_is_scaled_too_and_no_instance_waits_for_a_share_that_
     result = audit_run(run.directory)
     assert result.ok, result.violations
     assert result.summary["failed_attempts"] == {}
+
+
+def test_a_job_that_asks_for_it_is_scaled_by_itself(start: Start) -> None:
+    run = start("phase.rl.steps=100000", "rollout.instances=1", "rollout.autoscale={ min = 2, max = 2 }")
+    follow(run, "trajectory_finished", after='"kind":"instance_version","instance":"rollout-1"')
+    run.interrupt()
+    assert run.wait() == 130, run.stderr
+    assert "scaling from 1 to 2 rollout instances" in run.stdout + run.stderr
+    result = audit_run(run.directory)
+    assert result.ok, result.violations

@@ -47,9 +47,3 @@ class Launches(ABC):
             asking.cancel()
             await asyncio.wait({asking})
         return None if asking.cancelled() else asking.result()
-
-    @property
-    def is_scaling(self) -> bool:
-        """Whether an instance joins or leaves."""
-        operation = self.scaling._operation
-        return operation is not None and not operation.done()

@@ -101,6 +101,7 @@ def _load(sources: Sources, *, directory: Path) -> Job:
 
 _FIXES: Mapping[KeyPath, str] = {
     ("rollout", "temperature"): "log-probs need a temperature above 0; evaluation samples greedily without being told",
+    ("rollout", "autoscale"): "write a table [rollout.autoscale] with a max, and a min that is not above it",
     ("model",): 'write path = "FOLDER" or a table [model.scratch], not both',
     ("job", "name"): 'use at most 100 letters, digits, ".", "_" and "-"',
 }

@@ -102,10 +102,26 @@ class EnvironmentConfig(PluginConfig):
     """Interpreter of the workers; None: the controller's own."""
 
 
+class AutoscaleConfig(Table):
+    """``[rollout.autoscale]``: instances join and leave by how busy they are."""
+
+    min: Few = 1
+    max: Few
+
+    @model_validator(mode="after")
+    def _in_order(self) -> AutoscaleConfig:
+        if self.min > self.max:
+            raise ValueError(f"autoscale has min = {self.min} above max = {self.max}")
+        return self
+
+
 class RolloutConfig(PluginConfig):
     """``[rollout]``."""
 
     instances: Few = 1
+    """At the start."""
+    autoscale: AutoscaleConfig | None = None
+    """None: only a person changes their number."""
     max_new_tokens: Large
     temperature: Annotated[float, Field(gt=0)] = 1.0
     python: Text | None = None

@@ -14,9 +14,11 @@ from headrace.contract import Environment, EnvironmentContext, Launcher
 from headrace.dataplane import AsyncPlane, LedgerService
 from headrace.dataplane.metrics import data_plane_metrics
 from headrace.errors import RunError
+from headrace.flow.autoscale import Autoscaler
 from headrace.graph.declared import engine_capacity
 from headrace.observe.exposition import MetricsPage
 from headrace.registry import build
+from headrace.run.autoscaling import Autoscaling
 from headrace.run.control import Access, offer, withdraw
 from headrace.run.directory import RunDirectory
 from headrace.run.plans import self_check_tolerance, stage_nodes
@@ -131,6 +133,10 @@ class Cluster:
         for name in stages:
             await self.stages.add(name, await self.supervisor.address(name))
         self._recovery = Recovery(self)
+        if (wanted := job.rollout.autoscale) is not None:
+            policy = Autoscaler(least=wanted.min, most=wanted.max)
+            watching = Autoscaling(policy, self.fleet, self.scaling, notice=self._notice)
+            self.spawn(watching.watch(), "autoscale")
         offer(self._directory, Access(controller=address, network=self._network))
 
     async def _launch_units(self) -> None:

@@ -78,7 +78,7 @@ class Scaling:
     @rpc
     async def scale(self, call: ScaleCall) -> Scale:
         """Answered when as many are there, or after a while with what is under way."""
-        self._begin(call.instances)
+        self.reach(call.instances)
         if self._operation is not None:
             await asyncio.wait({self._operation}, timeout=ANSWER_SECONDS)
         return Scale(
@@ -99,13 +99,24 @@ class Scaling:
 
     # ------------------------------------------------------------ one operation
 
-    def _begin(self, target: int) -> None:
+    @property
+    def size(self) -> int:
+        """Instances that are to be there when nothing is under way."""
+        return len(self._names) + len(self._joining)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether instances join or leave."""
+        return self._operation is not None and not self._operation.done()
+
+    def reach(self, target: int) -> None:
+        """Begin to, unless that is under way or so many are there. RunError when another change is under way."""
         if target < 1:
             raise RunError(
                 f"{target} rollout instances were asked for; a run cannot go on without any",
                 fix="ask for 1 at least; Ctrl-C ends a run, and `headrace run --resume` continues it",
             )
-        if self._operation is not None and not self._operation.done():
+        if self.under_way:
             if target != self._target:
                 raise RunError(
                     f"the run is being scaled to {self._target} rollout instances; one change is made at a time",

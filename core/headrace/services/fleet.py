@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.contract import EngineHealth
 from headrace.errors import DeadlineError, EngineError, WireError
 from headrace.flow import Flow
 from headrace.services.messages import LoadCall, Probe, Published, VersionCall, VersionLoaded
@@ -20,6 +21,7 @@ from headrace.services.self_check import mean_gap, require_agreement, sample
 from headrace.wire import Client
 
 LOAD_DEADLINE = 120.0
+HEALTH_DEADLINE = 5.0
 
 
 @dataclass(slots=True)
@@ -140,6 +142,27 @@ class Fleet:
     @property
     def _staying(self) -> list[Instance]:
         return [instance for instance in self._instances.values() if not instance.draining]
+
+    @property
+    def ended(self) -> int | None:
+        """Trajectories whose end the present phase has seen; None while nothing rolls out."""
+        if self._flow is None:
+            return None
+        counts = self._flow.counts()
+        return counts.dispatched - counts.in_flight
+
+    async def health(self) -> list[EngineHealth]:
+        """Of the instances that are to stay; none when one of them does not answer."""
+        asked = (
+            instance.client.call(
+                "health", reply=EngineHealth, deadline=HEALTH_DEADLINE, awaiting=f"how {instance.name} is"
+            )
+            for instance in self._staying
+        )
+        try:
+            return await asyncio.gather(*asked)
+        except WireError:
+            return []
 
     async def close(self) -> None:
         for instance in self._instances.values():

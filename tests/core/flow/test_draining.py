@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.flow import Flow
+from headrace.flow.fleet import Fleet
 from headrace_staleness.multi_version import MultiVersion
 from headrace_staleness.synchronous import Synchronous
 from support.flow_steps import advance, carry_out, store, ticket
@@ -79,6 +80,31 @@ def test_it_stays_while_an_unplaced_trajectory_waits_for_its_version() -> None:
     assert flow.place_again(started.trajectories[0]) == "b"
     store(flow, started.group, version=0)
     assert flow.drained() == ("b",)
+
+
+def test_it_is_taken_last_where_only_barred_instances_are_left() -> None:
+    fleet = Fleet(lookahead=1.25)
+    for name in ("a", "b"):
+        fleet.join(name, slots=4, live_versions=1, versions=(0,))
+    busy, idle = fleet.instances
+    fleet.place(0, 0, busy)
+    fleet.bar({busy})
+    fleet.drain("b")
+    assert fleet.room(0) is None
+    assert fleet.room_again(0) is busy
+    fleet.leave("a")
+    assert fleet.room_again(0) is idle
+
+
+def test_it_brings_no_lost_version_back_although_it_has_room() -> None:
+    flow = free_running("c")
+    groups = [ticket(flow).group for _ in range(3)]
+    advance(flow, (groups[0], groups[1]), version=0)
+    flow.join("a", slots=4, live_versions=1, versions=(1,))
+    flow.join("b", slots=4, live_versions=2, versions=(1,))
+    flow.drain("b")
+    assert flow.leave("c") == (groups[2],)
+    assert [(s.instance, s.load, s.retire) for s in flow.switches()] == [("a", 0, (1,))]
 
 
 @pytest.mark.parametrize("migrates", [True, False])

@@ -14,6 +14,7 @@ from headrace.errors import RunError
 from headrace.observe.audit import RULES, AuditResult, audit_run
 from headrace.observe.audit_result import format_audit
 from headrace.observe.lines import RecordLog
+from support.story import INSTANCE, Story
 
 Log = list[dict[str, Any]]
 
@@ -313,3 +314,19 @@ def test_a_group_may_begin_anew_after_two_resumes_but_not_be_forgotten(
     result = audited([*events, saved, again], tmp_path)
     assert result.ok == (not forgotten), result.violations
     assert result.summary["void_events"] == resumed["seq"] - resumed["events"] + 1
+
+
+# ---------------------------------------------------------------- instances that leave
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_an_instance_may_leave_with_tries_that_failed_and_with_no_other(tmp_path: Path, failed: bool) -> None:
+    story = Story(tmp_path)
+    group = story.dispatch()
+    if failed:
+        for t in story.members(group):
+            story.tell("trajectory_failed", trajectory=t, group=group, reason="instance_lost", attempt=0)
+    story.tell("instance_draining", instance=INSTANCE)
+    story.tell("instance_left", instance=INSTANCE)
+    result = story.end("stopped")
+    assert result.violated == ({} if failed else {"drained": 1})

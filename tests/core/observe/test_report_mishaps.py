@@ -13,7 +13,7 @@ from headrace.observe.lines import RecordLog
 from headrace.observe.report import write_report
 from headrace.observe.report_data import RunData, collect
 from headrace.observe.report_sections import mishaps_section
-from headrace.observe.report_timeline import timeline
+from headrace.observe.report_timeline import fleet_size, timeline
 
 
 @pytest.fixture
@@ -125,3 +125,17 @@ def test_the_chart_marks_lost_nodes_on_their_rows_and_shades_what_is_void(data: 
     assert lines == [shade["x1"] for shade in shades] == [data.since_start(r.at) for r in data.resumes]
     drawn = [span for spans in data.generated.values() for span in spans]
     assert not any(shade["x0"] < span.stop < shade["x1"] for span in drawn for shade in shades)
+
+
+def test_the_number_of_instances_is_drawn_when_some_joined_or_left(data: RunData) -> None:
+    assert data.instances == ["rollout-0", "rollout-1", "rollout-9"]
+    counts = [count for _, count in data.fleet]
+    assert max(counts) == 3
+    assert counts[:3] == [1, 2, 1], "rollout-1 was lost"
+    panel = fleet_size(data)
+    assert panel is not None
+    assert panel.figure["data"][0]["y"] == counts
+
+
+def test_a_run_that_kept_its_instances_has_no_such_figure(run_dir: Path) -> None:
+    assert fleet_size(collect(run_dir)) is None

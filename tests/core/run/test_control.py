@@ -67,7 +67,7 @@ def test_a_run_that_starts_or_ends_is_told_from_one_that_is_over(run: RunDirecto
 
 
 def test_a_run_that_was_killed_is_over_although_it_left_its_whereabouts(run: RunDirectory, private: str) -> None:
-    offer(run, Access(controller=f"ipc://{private}/controller", network=Network.create(private)))
+    run.controller.write_text(json.dumps({"host": socket.gethostname(), "directory": f"{private}/swept"}))
     assert run._lock is not None
     fcntl.flock(run._lock, fcntl.LOCK_UN)
     assert "is not running" in refusal(run.path).message

@@ -45,7 +45,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 async def settled(world: World, *, seed: int = 0) -> None:
     """The run goes on until nobody joins or leaves."""
     random = Random(seed)
-    while world.is_scaling:
+    while world.scaling.under_way:
         await world.step(random, failures=False)
 
 
@@ -123,7 +123,7 @@ async def test_one_that_is_lost_as_it_drains_is_not_started_again_and_its_work_i
     while (item := await work(world)) is not None and all("rollout-1" not in m.instance for m in item.members):
         pass
     await world.scale(1)
-    assert world.is_scaling
+    assert world.scaling.under_way
     displaced = [t for t in range(world.flow.next_group * 2) if world.flow.instance_of(t) == "rollout-1"]
     assert displaced
     world.lose("rollout-1")
@@ -132,7 +132,7 @@ async def test_one_that_is_lost_as_it_drains_is_not_started_again_and_its_work_i
         if getattr(peer, "is_told", False):
             peer.hear()
     await turns()
-    assert not world.is_scaling
+    assert not world.scaling.under_way
     assert world.starting == {}
     assert rollouts(world) == ["rollout-0"]
     assert {world.flow.place_again(trajectory) for trajectory in displaced} == {"rollout-0"}
@@ -156,7 +156,7 @@ async def test_one_that_is_to_leave_while_it_is_lost_does_not_join_again(begin: 
     world._comes_back("rollout-1")
     await turns()
     assert rollouts(world) == ["rollout-0"]
-    assert not world.is_scaling
+    assert not world.scaling.under_way
     assert len(world.fleet) == 1
 
 

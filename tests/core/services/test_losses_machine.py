@@ -103,11 +103,11 @@ class Losses(RuleBasedStateMachine):
         """Two more batches: one may be of rows that were there. Who joins or leaves has done so in the end."""
         random, wanted = Random(0), world.batches + 2
         for _ in range(PATIENCE):
-            if world.batches >= wanted and not world.is_scaling:
+            if world.batches >= wanted and not world.scaling.under_way:
                 return
             await world.step(random, failures=False)
         raise AssertionError(
-            f"no two more batches in {PATIENCE} steps, or still scaling ({world.is_scaling}): "
+            f"no two more batches in {PATIENCE} steps, or still scaling ({world.scaling.under_way}): "
             f"{world.flow.view()}, {world.flow.counts()}"
         )
 

@@ -243,6 +243,26 @@ async def test_ended_nodes_are_not_lost_nodes(tmp_path: Path) -> None:
     assert nodes.events[-1] == ("node_stopped", {"node": "storage-0", "reason": "ended"})
 
 
+async def test_a_node_that_is_stopped_is_no_lost_node_and_is_not_known_any_more(nodes: Nodes) -> None:
+    nodes.register()
+    await nodes.supervisor.address("storage-0")
+    await nodes.supervisor.stop("storage-0")
+    assert nodes.events[-1] == ("node_stopped", {"node": "storage-0", "reason": "ended"})
+    assert nodes.lost == []
+    await nodes.supervisor.stop("storage-0")
+
+
+async def test_a_dismissed_node_that_dies_before_it_is_stopped_is_no_lost_node(nodes: Nodes) -> None:
+    nodes.register()
+    await nodes.supervisor.address("storage-0")
+    nodes.supervisor.dismiss("storage-0")
+    nodes.processes[0].end(-9)
+    await turns()
+    await nodes.supervisor.stop("storage-0")
+    assert nodes.events[-1] == ("node_stopped", {"node": "storage-0", "reason": "ended"})
+    assert nodes.lost == []
+
+
 async def test_a_supervisor_that_cannot_say_what_happened_ends_the_run(nodes: Nodes) -> None:
     def full(kind: str, **fields: Any) -> None:
         raise RunError("cannot write events.jsonl")
