@@ -38,7 +38,7 @@ def test_a_phase_shows_its_stages_with_the_columns_between_them(
     _, _, edges = text.partition("stages, and the columns that go from one to the next\n")
     assert edges == (
         "      generate    -> score      tokens, loss_mask, truncated\n"
-        "      generate    -> reference  tokens, loss_mask\n"
+        "      generate    -> reference  tokens, loss_mask, group\n"
         "      generate    -> advantage  tokens, loss_mask, behaviour_logprobs, group, version, truncated\n"
         "      generate    -> train      tokens, loss_mask, behaviour_logprobs, group, version, truncated\n"
         "      score       -> advantage  reward\n"

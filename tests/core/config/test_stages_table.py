@@ -49,7 +49,7 @@ def test_stages_apart_are_processes_that_read_and_write_columns(
 ) -> None:
     processes, _, phases = shown(write_job(), capsys, *REFERENCE, *APART).partition("phases")
     assert "1 x reference stage" in processes
-    assert "storage unit       -> reference stage     tokens, loss_mask\n" in processes
+    assert "storage unit       -> reference stage     tokens, loss_mask, group\n" in processes
     assert "reference stage    -> storage unit        reference_logprobs\n" in processes
     assert "advantage stage    -> storage unit        loss_weights, denominator, advantages, trained\n" in processes
     assert "also computes" not in phases

@@ -44,7 +44,7 @@ def test_an_algorithm_gets_only_the_stages_it_declares() -> None:
 
 def test_reference_log_probs_wait_for_no_reward() -> None:
     frozen = stage(AlgorithmNeeds(reference_logprobs=True), "reference")
-    assert frozen == Stage("reference", ("tokens", "loss_mask"), ("reference_logprobs",))
+    assert frozen == Stage("reference", ("tokens", "loss_mask", "group"), ("reference_logprobs",), by_row=True)
 
 
 def test_proximal_log_probs_are_for_rows_that_are_trained() -> None:
@@ -63,7 +63,7 @@ def test_columns_flow_from_their_writer_to_every_stage_that_reads_them() -> None
     made = ("tokens", "loss_mask", "behaviour_logprobs", "group", "version", "truncated")
     assert edges == {
         ("generate", "score"): ("tokens", "loss_mask", "truncated"),
-        ("generate", "reference"): ("tokens", "loss_mask"),
+        ("generate", "reference"): ("tokens", "loss_mask", "group"),
         ("generate", "advantage"): made,
         ("generate", "train"): made,
         ("score", "advantage"): ("reward",),

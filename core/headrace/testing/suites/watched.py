@@ -46,6 +46,8 @@ _HAPPENED: list[tuple[str, dict[str, Any]]] = [
     ("node_started", {"node": "rollout-0", "role": "rollout", "pid": 42}),
     ("version_published", {"version": 0, "digest": "a0", "nbytes": 64}),
     ("instance_version", {"instance": "rollout-0", "version": 0, "digest": "a0"}),
+    ("instance_draining", {"instance": "rollout-1"}),
+    ("instance_left", {"instance": "rollout-1"}),
     ("self_check", {"instance": "rollout-0", "version": 0, "mean_abs_logprob_diff": 1e-6, "tolerance": 1e-3}),
     ("phase_started", _PHASE),
     ("evaluation_started", {"version": 0}),
