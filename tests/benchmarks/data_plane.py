@@ -14,6 +14,7 @@ counts is the median of the rounds' ratios, since the machine's own speed change
     megabyte     128 rows of 1 MB                                       MB a second
     shared       megabyte, with units whose memory is shared, next to a memcpy of the same bytes; get gives views
     latency      put until a consumer that waits in another thread has the row   seconds, p50
+    shards       batch, with two ledgers next to one; two units in either case
 
 A lease here is acknowledged afterwards, outside the measured time. ``growth`` is of the ledger alone, in this process:
 a lease of 64 rows with 1,000 and with 1,000,000 rows outstanding, and its memory per row. ``steady`` is of a plane of
@@ -100,6 +101,16 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 lambda side: side.rates(load), {"ours": side, "memcpy": Memcpy()}, options.rounds
             )
         show("shared", result["shared"])
+    if "shards" in options.only:
+        load = next(load for load in workloads() if load.name == "batch")
+        with ExitStack() as stack:
+            planes: dict[str, Side] = {}
+            for shards, name in ((2, "ours"), (1, "one_ledger")):
+                place = folder / name
+                place.mkdir(0o700)
+                planes[name] = stack.enter_context(our_plane(place, units=2, keys=keys, shards=shards))
+            result["shards"] = compare(lambda side: side.rates(load), planes, options.rounds)
+        show("shards", result["shards"])
     result["memcpy"] = memcpy_rate()
     if "growth" in options.only:
         (small, _), (large, nbytes) = growth(1_000), growth(1_000_000)
@@ -123,7 +134,7 @@ def show(name: str, compared: Mapping[str, Any]) -> None:
 
 def main() -> int:
     """Print the result."""
-    names = [*(load.name for load in workloads()), "shared", "latency", "growth", "steady"]
+    names = [*(load.name for load in workloads()), "shared", "latency", "shards", "growth", "steady"]
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count")

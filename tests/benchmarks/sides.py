@@ -9,7 +9,7 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,14 +53,18 @@ def run_ledger(address: str, shared: str, keys: Keys | None, reached: Any) -> No
     asyncio.run(serve_ledger(address, storage(shared), keys=keys, ready=reached.put))
 
 
-def run_unit(address: str, shared: str, ledger: str, keys: Keys | None, reached: Any) -> None:
+def run_shard(address: str, shard: int, shards: int, keys: Keys | None, reached: Any) -> None:
+    asyncio.run(serve_ledger(address, shard=shard, shards=shards, keys=keys, ready=reached.put))
+
+
+def run_unit(address: str, shared: str, ledger: str | list[str], keys: Keys | None, reached: Any) -> None:
     asyncio.run(serve_unit(address, storage(shared), ledger=ledger, keys=keys, ready=reached.put))
 
 
 class Ours:
-    """A data plane by its ledger's address. ``process``: the ledger's."""
+    """A data plane by its ledger's address, or those of its shards. ``process``: the first ledger's."""
 
-    def __init__(self, ledger: str, keys: Keys | None, process: int) -> None:
+    def __init__(self, ledger: str | list[str], keys: Keys | None, process: int) -> None:
         self._ledger, self._keys, self.process = ledger, keys, process
         self._producer, self._consumer = self.connect(), self.connect()
         self._partitions: dict[str, Partition] = {}
@@ -99,26 +103,31 @@ class Ours:
 
 
 @contextmanager
-def our_plane(folder: Path, *, units: int, keys: Keys | None, shared: str = "") -> Iterator[Ours]:
-    """A ledger that is a storage unit too, and further units in processes of their own. ``shared``: the
-    directory of their shared memory, if it is to be shared."""
+def our_plane(folder: Path, *, units: int, keys: Keys | None, shared: str = "", shards: int = 0) -> Iterator[Ours]:
+    """A ledger that is a storage unit too, or ``shards`` that are none, and further units in processes of their own.
+    ``shared``: the directory of their shared memory, if it is to be shared."""
     spawn = multiprocessing.get_context("spawn")
     reached = spawn.Queue()
 
     def address(name: str) -> str:
         return "tcp://127.0.0.1:0" if keys else f"ipc://{folder}/{name}"
 
-    processes = [spawn.Process(target=run_ledger, args=(address("ledger"), shared, keys, reached), daemon=True)]
-    processes[0].start()
-    ledger = reached.get(timeout=60)
-    for number in range(units):
-        arguments = (address(f"unit-{number}"), shared, ledger, keys, reached)
-        processes.append(spawn.Process(target=run_unit, args=arguments, daemon=True))
+    processes = []
+
+    def started(run: Callable[..., None], *arguments: object) -> str:
+        """Where it is reached."""
+        processes.append(spawn.Process(target=run, args=(*arguments, keys, reached), daemon=True))
         processes[-1].start()
-        reached.get(timeout=60)
+        at: str = reached.get(timeout=60)
+        return at
+
     try:
+        ledgers = [started(run_shard, address(f"ledger-{shard}"), shard, shards) for shard in range(shards)]
+        ledgers = ledgers or [started(run_ledger, address("ledger"), shared)]
+        for number in range(units):
+            started(run_unit, address(f"unit-{number}"), shared, ledgers)
         assert processes[0].pid is not None
-        yield Ours(ledger, keys, processes[0].pid)
+        yield Ours(ledgers, keys, processes[0].pid)
     finally:
         for process in processes:
             process.kill()

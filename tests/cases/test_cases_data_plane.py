@@ -1,14 +1,18 @@
 """Cases of group J, and I03, as far as the data plane has a part in them.
 
 J01 and J07 for a run's flow are in ``test_cases_flow.py``, J02 for its storage in ``test_cases_load.py``, I03 for its
-scoring in ``test_cases_environments.py``. No part yet: one copy of an image by its content (J03), an order of one's own
-(J04), and a ledger that outlives its process (J05 after a restart, J08).
+scoring in ``test_cases_environments.py``. No part yet: one copy of an image by its content (J03), and an order of one's
+own (J04).
 """
 
 from __future__ import annotations
 
+import asyncio
+import multiprocessing
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from random import Random
 
@@ -16,8 +20,11 @@ import numpy as np
 import pytest
 
 from headrace.contract import Column, Ragged
-from headrace.dataplane import ColumnSchema, Partition, PartitionSpec, Stream
+from headrace.dataplane import ColumnSchema, DataPlane, Partition, PartitionSpec, Stream
+from headrace.dataplane.serve import serve_ledger
 from headrace.errors import DeadlineError
+from headrace.wire import ipc_address
+from headrace_storage.memory import MemoryStorage
 from support.data_plane import Services, soon
 from support.plane_consumers import consume_all, processes
 from support.plane_world import World
@@ -165,6 +172,68 @@ def test_J05_a_column_that_is_put_later_leaves_the_others_as_they_are(world: Wor
     batch = partition.get(partition.lease("train", 1))
     assert batch.ragged("tokens")[0].tolist() == [0, 1, 2, 3]
     assert batch.dense("reward").tolist() == [1.0]
+
+
+def test_J05_what_was_put_in_two_parts_is_whole_after_a_restart(tmp_path: Path) -> None:
+    with closing(World()) as world:
+        world.unit()
+        partition = world.plane().create(spec())
+        rows = partition.put({"tokens": tokens([4, 2])})
+        partition.put(reward(1), rows=rows[:1])
+        world.plane().snapshot(tmp_path / "snapshot")
+    with closing(World()) as world:
+        world.unit()
+        world.plane().restore(tmp_path / "snapshot")
+        partition = world.plane().partition("phase")
+        held, batch = partition.take("train", 2, at_least=1)
+        assert held.rows.tolist() == rows[:1].tolist(), "what was half there is half there"
+        assert batch.ragged("tokens")[0].tolist() == [0, 1, 2, 3]
+        assert batch.dense("reward").tolist() == [1.0]
+        partition.put(reward(1), rows=rows[1:])
+        _, batch = partition.take("train", 2, at_least=1)
+        assert batch.ragged("tokens")[0].tolist() == [0, 1]
+
+
+def test_J08_after_kill_9_all_groups_of_the_last_snapshot_are_back_and_none_twice(tmp_path: Path) -> None:
+    """The window of loss is what came after the snapshot; what was acknowledged after it is given again."""
+    tmp_path.chmod(0o700)
+    file = tmp_path / "snapshot"
+    with served(tmp_path, "before") as (process, ledger):
+        plane = DataPlane(ledger)
+        partition = plane.create(spec(group_size=2))
+        rows = partition.put({"tokens": tokens([3] * 110), **reward(110)}).tolist()
+        partition.acknowledge(partition.lease("train", 5))
+        on_lease = partition.lease("train", 3)
+        plane.snapshot(file)
+        partition.put({"tokens": tokens([3] * 2), **reward(2)})
+        partition.acknowledge(on_lease)
+        process.kill()
+        process.join()
+        plane.close()
+    with served(tmp_path, "after") as (process, ledger):
+        plane = DataPlane(ledger)
+        plane.restore(file)
+        partition = plane.partition("phase")
+        held, batch = partition.take("train", 200, at_least=1)
+        assert held.rows.tolist() == rows[10:], "50 groups, and each once"
+        assert [values.tolist() for values in batch.ragged("tokens")] == [[0, 1, 2]] * 100
+        assert partition.stats().ready == {"score": 55, "train": 0}
+        plane.close()
+
+
+@contextmanager
+def served(directory: Path, name: str) -> Iterator[tuple[BaseProcess, str]]:
+    """A ledger that is a storage unit too, as a process."""
+    address = ipc_address(str(directory), name)
+    process = multiprocessing.get_context("forkserver").Process(target=serve, args=(address,))
+    process.start()
+    yield process, address
+    process.kill()
+    process.join()
+
+
+def serve(address: str) -> None:
+    asyncio.run(serve_ledger(address, MemoryStorage(None)))
 
 
 def test_J06_what_a_stream_holds_back_is_not_lost_at_a_checkpoint(services: Services) -> None:

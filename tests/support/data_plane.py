@@ -19,21 +19,28 @@ from headrace_storage.memory import MemoryStorage
 class Services:
     """Runs the ledger, which is a unit too with ``own``, and as many units as are asked for."""
 
-    def __init__(self, directory: Path, *, own: Storage | None = None, capacity: int = 0, metrics: str = "") -> None:
+    def __init__(
+        self, directory: Path, *, own: Storage | None = None, capacity: int = 0, shards: int = 1, metrics: str = ""
+    ) -> None:
         self._directory = str(directory)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self._serving: list[asyncio.Task[None]] = []
         self._planes: list[DataPlane] = []
-        self.ledger = ipc_address(self._directory, "ledger")
-        self._serve(lambda ready: serve_ledger(self.ledger, own, capacity=capacity, metrics=metrics, ready=ready))
+        self._ledgers = [ipc_address(self._directory, f"ledger-{shard}") for shard in range(shards)]
+        self.ledger = self._ledgers[0]
+        for shard, address in enumerate(self._ledgers):
+            self._serve_ledger(address, own, capacity=capacity, metrics=metrics, shard=shard, shards=shards)
+
+    def _serve_ledger(self, address: str, own: Storage | None, **how: Any) -> None:
+        self._serve(lambda ready: serve_ledger(address, own, ready=ready, **how))
 
     def unit(self, *, capacity: int = 0, storage: Storage | None = None, at: int = 0) -> None:
         """Another storage unit, where the one that joined as ``at`` was; it has joined when this returns."""
         kept = MemoryStorage(None) if storage is None else storage
         address = ipc_address(self._directory, f"unit-{at or len(self._serving)}")
-        self._serve(lambda ready: serve_unit(address, kept, ledger=self.ledger, capacity=capacity, ready=ready))
+        self._serve(lambda ready: serve_unit(address, kept, ledger=self._ledgers, capacity=capacity, ready=ready))
 
     def lose_unit(self, number: int) -> None:
         """The unit that joined as this one ends without a word."""
@@ -46,7 +53,7 @@ class Services:
 
     def plane(self) -> DataPlane:
         """A client for one thread."""
-        self._planes.append(DataPlane(self.ledger))
+        self._planes.append(DataPlane(self._ledgers))
         return self._planes[-1]
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ def save(checkpoints: Path, version: int, *, events: int = 17) -> Path:
     hidden = staging(path)
     (hidden / "trainer").mkdir()
     (hidden / "trainer" / "weights").write_text(f"weights of {version}")
-    group = StoredGroup(group=version, version=version, oldest=version, tokens=(version,), nbytes=(4,))
+    group = StoredGroup(group=version, version=version, oldest=version, tokens=(version,))
     flow = FlowState(
         version=version, next_group=version + 1, stored=(group,), unfinished=(), trained=version, dropped={}
     )

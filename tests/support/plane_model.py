@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +19,10 @@ COLUMNS = {
     "pixels": ColumnSchema("uint8", (2,), ragged=True),
 }
 READS: dict[str, tuple[str, ...]] = {"score": ("tokens",), "look": ("pixels",), "train": ("tokens", "reward")}
+WRITES = {"score": ("reward",)}
+"""Where a consumer adds what it makes of a row, and is done with it then."""
+ALL = -1
+"""In place of a member, for a consumer that is given whole groups."""
 STORED, DUPLICATE, LATE, UNKNOWN = range(4)
 
 
@@ -31,15 +38,101 @@ class Group:
     rows: list[Row]
     gone: str = ""
     """Why it left."""
-    held: dict[str, int] = field(default_factory=dict)
-    done: set[str] = field(default_factory=set)
+    held: dict[tuple[str, int], int] = field(default_factory=dict)
+    """(consumer, member, or ``ALL``) → lease."""
+    done: set[tuple[str, int]] = field(default_factory=set)
+
+    def complete(self, member: int, columns: Collection[str]) -> bool:
+        """Whether a member, or all of them, have the columns."""
+        rows = self.rows if member == ALL else [self.rows[member]]
+        return all(set(columns) <= row.values.keys() for row in rows)
 
 
 @dataclass
 class Held:
     rows: Rows
-    groups: list[int]
+    ids: list[int]
+    """Of groups, or of rows, as the consumer is given them."""
     deadline: float
+
+
+class Kept(NamedTuple):
+    """What is believed at the moment of a snapshot."""
+
+    groups: dict[int, Group]
+    lost: list[int]
+    acknowledged: Counter[tuple[str, int]]
+    attempts: Counter[tuple[str, int]]
+
+
+class PlaneModel:
+    """``by_row``, ``writes``: as in the partition's spec."""
+
+    size: int
+    by_row: set[str]
+    writes: dict[str, tuple[str, ...]]
+    groups: dict[int, Group]
+
+    @property
+    def everybody(self) -> list[tuple[str, int]]:
+        """Who must be done with a group before it leaves."""
+        return [key for consumer in READS for key in self.keys(consumer)]
+
+    def finish(self, group: Group) -> None:
+        """Consumers are done with what has the columns that they add."""
+        for consumer, adds in self.writes.items():
+            group.done.update(key for key in self.keys(consumer) if group.complete(key[1], adds))
+
+    def keys(self, consumer: str) -> list[tuple[str, int]]:
+        """What of a group the consumer is given at a time."""
+        return [(consumer, member) for member in (range(self.size) if consumer in self.by_row else [ALL])]
+
+    def place(self, consumer: str, id: int) -> tuple[Group, tuple[str, int]]:
+        number, member = divmod(id, self.size) if consumer in self.by_row else (id, ALL)
+        return self.groups[number], (consumer, member)
+
+    def ids(self, rows: Rows) -> list[int]:
+        given: list[int] = rows.rows.tolist()
+        return given if rows.consumer in self.by_row else [row // self.size for row in given[:: self.size]]
+
+    def rows_of(self, consumer: str, ids: list[int]) -> list[int]:
+        if consumer in self.by_row:
+            return ids
+        return [number * self.size + member for number in ids for member in range(self.size)]
+
+    def ready(self, consumer: str, min_version: int = 0) -> list[int]:
+        """Groups, or rows."""
+        return [
+            number if key[1] == ALL else number * self.size + key[1]
+            for number, group in self.groups.items()
+            if not group.gone and group.version >= min_version
+            for key in self.keys(consumer)
+            if key not in group.held and key not in group.done and group.complete(key[1], READS[consumer])
+        ]
+
+    def row(self, row: int) -> Row:
+        return self.groups[row // self.size].rows[row % self.size]
+
+    def value_of(self, row: int, name: str) -> Array:
+        return self.row(row).values[name]
+
+    def expected_code(self, row: int, column: str) -> int:
+        group = self.groups.get(row // self.size)
+        if group is None:
+            return UNKNOWN
+        if group.gone:
+            return LATE
+        return DUPLICATE if column in group.rows[row % self.size].values else STORED
+
+    def cells(self, unit: str) -> list[tuple[int, str]]:
+        return [
+            (number * self.size + member, name)
+            for number, group in self.groups.items()
+            if not group.gone or (group.held and group.gone != "done")
+            for member, row in enumerate(group.rows)
+            for name, at in row.units.items()
+            if at == unit
+        ]
 
 
 def value(column: str, serial: int) -> Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -49,7 +50,7 @@ class Flight(NamedTuple):
 class World:
     """A ledger, with a storage unit in its process where ``own``, and units that join and are lost."""
 
-    def __init__(self, *, own: bool = False) -> None:
+    def __init__(self, *, own: bool = False, shards: int = 1) -> None:
         self.clock = Clock()
         self.bytes_to: Counter[tuple[str, str]] = Counter()
         """Requests, by address and method."""
@@ -64,15 +65,19 @@ class World:
         for name, module in list(sys.modules.items()):
             if name.startswith("headrace.dataplane.") and hasattr(module, "monotonic"):
                 self._patch.setattr(module, "monotonic", self.clock.time)
+        self._patch.setattr("headrace.dataplane.sharded.first_answered", self.first_answered)
         if own:
             self.storages[LEDGER] = MemoryStorage(None)
-        self._begin(LEDGER, serve_ledger(LEDGER, self.storages.get(LEDGER), ready=_no_news))
+        self.ledgers = [LEDGER, *(f"{LEDGER}-{shard}" for shard in range(1, shards))]
+        for shard, ledger in enumerate(self.ledgers):
+            kept = self.storages.get(ledger)
+            self._begin(ledger, serve_ledger(ledger, kept, shard=shard, shards=shards, ready=_no_news))
 
     def unit(self, *, capacity: int = 0, storage: Storage | None = None, address: str = "") -> str:
         """Another storage unit, which has joined; returns its address."""
         address = address or f"unit-{len(self._serving)}"
         kept = self.storages[address] = MemoryStorage(None) if storage is None else storage
-        self._begin(address, serve_unit(address, kept, ledger=LEDGER, capacity=capacity, ready=_no_news))
+        self._begin(address, serve_unit(address, kept, ledger=self.ledgers, capacity=capacity, ready=_no_news))
         return address
 
     def _begin(self, address: str, serving: Any) -> None:
@@ -95,7 +100,7 @@ class World:
         self.serve(address, methods)
 
     def plane(self) -> DataPlane:
-        return DataPlane(LEDGER, connect=lambda address: BlockingClient(self, address))  # type: ignore[arg-type, return-value]
+        return DataPlane(self.ledgers, connect=lambda address: BlockingClient(self, address))  # type: ignore[arg-type, return-value]
 
     def client(self, address: str) -> Client:
         """Of somebody who need not wait for one answer before the next call."""
@@ -126,6 +131,18 @@ class World:
         end = self.clock.now + seconds
         while self.clock.now < end:
             self.clock.now = min(end, self.clock.now + LONGEST_STEP)
+            self.settle()
+
+    def first_answered(self, calls: Sequence[tuple[object, Flight]]) -> int:
+        """Stands in for :func:`headrace.wire.first_answered`."""
+        self.settle()
+        end, step = self.clock.now + min(flight.deadline for _, flight in calls), FIRST_STEP
+        while True:
+            for place, (_, flight) in enumerate(calls):
+                if flight.answer.done() or self.clock.now >= end:
+                    return place
+            self.clock.now = min(end, self.clock.now + step)
+            step = min(2 * step, LONGEST_STEP)
             self.settle()
 
     def outcome(self, flight: Flight) -> Any:
@@ -237,12 +254,17 @@ class BlockingClient:
         return self._world.outcome(Flight(self._client.submit(method, request, reply=reply, **told), told["deadline"]))
 
     def send(self, method: str, request: object = None, *, deadline: float, awaiting: str = "") -> Flight:
-        """The reply is decoded when it is received."""
-        return Flight(self._client.submit(method, request, reply=Any, deadline=deadline, awaiting=awaiting), deadline)
+        """The reply is decoded when it is received, if it ever is."""
+        answer = self._client.submit(method, request, reply=Any, deadline=deadline, awaiting=awaiting)
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return Flight(answer, deadline)
 
     def receive(self, sent: Flight, reply: Any) -> Any:
         message = encode(self._world.outcome(sent))
         return decoder_for(reply).decode(message[0], message[1:])
+
+    def cancel(self, sent: Flight) -> None:
+        sent.answer.cancel()
 
     def close(self) -> None:
         """Nothing is open."""

@@ -3,7 +3,8 @@
 A *partition* is a table of rows × columns with its consumers. A *storage unit* keeps column values and never knows who
 reads them; the *ledger* knows what is where, who may read it and who has it on lease, and never sees a value. Producers
 and consumers talk to both: ``put`` goes to a unit, which tells the ledger before it answers; ``lease`` is answered by
-the ledger, and the values are then fetched from the units.
+the ledger, and the values are then fetched from the units. Several ledgers can each own groups of a data plane
+(``shards``), and all of it can be written to a file and brought back (``snapshot``).
 """
 
 from headrace.dataplane.async_plane import AsyncPlane
@@ -12,7 +13,8 @@ from headrace.dataplane.ledger import LedgerService
 from headrace.dataplane.links import RemoteLedger
 from headrace.dataplane.messages import ColumnSchema, Note, Noted, PartitionSpec, Share
 from headrace.dataplane.partition import PartitionLedger
-from headrace.dataplane.plane import DataPlane, Partition, Rows
+from headrace.dataplane.partition_client import Partition, Rows
+from headrace.dataplane.plane import DataPlane
 from headrace.dataplane.stream import Stream
 from headrace.dataplane.unit import UnitService
 

@@ -22,22 +22,26 @@ from headrace.dataplane.messages import (
     Described,
     Fetch,
     FirstBatch,
+    Frozen,
     Granted,
     Groups,
     Join,
     LeaseCall,
     LeaseRef,
+    LookCall,
     LostCall,
     Note,
     Noted,
     Notes,
     PartitionSpec,
+    PartitionState,
     PartitionStats,
     UnitFigures,
     Unkept,
 )
 from headrace.dataplane.partition import PartitionLedger, check_held_for, check_wait
-from headrace.dataplane.schema import Schema
+from headrace.dataplane.schema import check_spec
+from headrace.dataplane.shards import partition_of
 from headrace.dataplane.unit import UnitService
 from headrace.dataplane.units import Units
 from headrace.errors import ContractError, HeadraceError, LostRowsError, RunError
@@ -49,13 +53,13 @@ log = logging.getLogger(__name__)
 
 WATCH_SECONDS = 0.25
 """How late a lease may end."""
-_PARTITION_BITS = 40
 
 
 class LedgerService:
-    """``connect``: a client of the storage unit at an address."""
+    """``connect``: a client of the storage unit at an address. ``shard``: which of ``shards`` it is."""
 
-    def __init__(self, *, connect: Callable[[str], Client]) -> None:
+    def __init__(self, *, connect: Callable[[str], Client], shard: int = 0, shards: int = 1) -> None:
+        self._place = shard, shards
         self._partitions: dict[str, PartitionLedger] = {}
         self._units = Units(lambda address: RemoteUnit(connect(address)))
         self._own: UnitService | None = None
@@ -95,8 +99,8 @@ class LedgerService:
         """Make a partition; one of the same name must be the same."""
         known = self._partitions.get(spec.name)
         if known is None:
-            self._check(spec)
-            self._add(PartitionLedger.make(spec, self._made << _PARTITION_BITS))
+            check_spec(spec)
+            self._add(PartitionLedger.make(spec, shard=self._place[0], number=self._made))
         elif known.spec != spec:
             raise ContractError(
                 f"there is another partition {spec.name!r}: {known.spec}", fix="choose another name or the same columns"
@@ -104,7 +108,7 @@ class LedgerService:
 
     def add(self, partition: PartitionLedger) -> None:
         """Serve a partition whose ledger another keeps too."""
-        self._check(partition.spec)
+        check_spec(partition.spec)
         self._add(partition)
 
     def _add(self, partition: PartitionLedger) -> None:
@@ -147,7 +151,7 @@ class LedgerService:
     def describe(self, partition: str) -> Described:
         """A partition and the units."""
         found = self._partition(partition)
-        return Described(found.spec, self._units.addresses(), found.made)
+        return Described(found.spec, self._units.addresses(), found.made, *self._place)
 
     @rpc
     def lost(self, call: LostCall) -> Any:
@@ -166,8 +170,40 @@ class LedgerService:
             nbytes=ledger.nbytes,
             leases=len(ledger.leases),
             ready={name: sum(ledger.ready(name).values()) for name in found.spec.consumers},
-            waiting={name: len(waiting) for name, waiting in found.waiting.items()},
+            waiting={name: found.waiting_calls(name) for name in found.spec.consumers},
         )
+
+    # ------------------------------------------------------------ snapshots
+
+    @rpc
+    def freeze(self, seconds: float) -> Frozen:
+        """All partitions at this moment. What leaves them stays in the units until :meth:`thaw`, for at most
+        ``seconds``."""
+        check_held_for(seconds)
+        states = [partition.state() for partition in self._partitions.values()]
+        return Frozen(self._units.hold(seconds), states, self._units.addresses())
+
+    @rpc
+    def thaw(self, hold: int) -> None:
+        """RunError when the time was over before."""
+        if not self._units.let_go(hold):
+            raise RunError(
+                "storage units did not keep what a snapshot names until it was written", fix="give it a later deadline"
+            )
+
+    @rpc
+    def restore(self, states: list[PartitionState]) -> None:
+        """Continue the partitions of a snapshot. ContractError where there are partitions already."""
+        if self._partitions:
+            raise ContractError(
+                f"the ledger has partitions already: {', '.join(sorted(self._partitions))}",
+                fix="restore a snapshot before anything else, into a ledger and units that were just started",
+            )
+        for state in states:
+            # It has the range of ids that it had, and those that come after it have others.
+            self._made = partition_of(state.ledger.next_group * state.spec.group_size)
+            self.create(state.spec)
+            self._partitions[state.spec.name].restore(state)
 
     # ------------------------------------------------------------ rows
 
@@ -228,6 +264,11 @@ class LedgerService:
         return future
 
     @rpc
+    def look(self, call: LookCall) -> Any:
+        """What a consumer could lease, now or as soon as it is enough."""
+        return self._partition(call.lease.partition).await_ready(call)
+
+    @rpc
     def acknowledge(self, ref: LeaseRef) -> None:
         """The consumer is done with the rows; or one of the ranks that share them."""
         partition = self._partition(ref.partition)
@@ -273,31 +314,13 @@ class LedgerService:
             raise ContractError(f"no partition {name!r}", fix=f"create it first; there are: {known}")
         return self._partitions[name]
 
-    def _check(self, spec: PartitionSpec) -> None:
-        Schema(spec)
-        wrong = {name: [c for c in reads if c not in spec.columns] for name, reads in spec.consumers.items()}
-        for name, columns in wrong.items():
-            if columns or not spec.consumers[name]:
-                raise ContractError(
-                    f"consumer {name!r} of partition {spec.name!r} reads {columns or 'no column'}",
-                    fix=f"the columns are {', '.join(spec.columns)}",
-                )
-        if spec.length_of and not (spec.length_of in spec.columns and spec.columns[spec.length_of].ragged):
-            raise ContractError(
-                f"length_of = {spec.length_of!r} is no ragged column of partition {spec.name!r}",
-                fix="name the ragged column whose length is the number of tokens",
-            )
-        if any("/" in column for column in spec.columns):
-            raise ContractError(
-                f"columns {', '.join(spec.columns)} of partition {spec.name!r}", fix="name columns without a slash"
-            )
-        if spec.group_size < 1:
-            raise ContractError(f"group_size = {spec.group_size} of partition {spec.name!r}", fix="it is at least 1")
-
     def _serve(self, partition: PartitionLedger) -> None:
         for waiting in partition.waiting.values():
             if len(waiting):
                 waiting.serve(lambda call: self._grant(partition, call))
+        for looking in partition.looking.values():
+            if len(looking):
+                looking.serve(partition.ready)
 
     def _grant(self, partition: PartitionLedger, call: LeaseCall) -> Granted | None:
         """A lease, if there is enough, with its values if they are all in this process."""

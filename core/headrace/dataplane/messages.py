@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from headrace.contract import Array, Placed, Ragged, Region
+from headrace.flow import LedgerState
 from headrace.wire.messages import Failure
 
 
@@ -37,19 +38,22 @@ class PartitionSpec(Message, frozen=True):
 
 class Described(Message, frozen=True):
     """A partition, and the addresses of all storage units, whose numbers are their places in it from 1 on. ``made``:
-    tells it from others of its name, before and after it."""
+    tells it from others of its name, before and after it; ``shard``, ``shards``: which of how many ledgers tells."""
 
     spec: PartitionSpec
     units: list[str]
     made: int
+    shard: int = 0
+    shards: int = 1
 
 
 class Join(Message, frozen=True):
     """A storage unit is reached at ``address``. ``process``: what no other unit calls itself, so that one that is
-    started anew at an address where another was is not taken for it."""
+    started anew at an address where another was is not taken for it. ``again``: it has joined before."""
 
     address: str
     process: str
+    again: bool = False
 
 
 class Put(Message, frozen=True):
@@ -122,7 +126,8 @@ class Share(Message, frozen=True):
 class LeaseCall(Message, frozen=True):
     """Up to ``groups``, as soon as there are ``at_least``, or DeadlineError after ``wait`` seconds; held for
     ``seconds``. ``token_budget``, ``min_version``: 0 for none. ``columns``: whose values are wanted at once, where
-    the ledger's process has them. ``share``: the numbers of groups are those of all ranks, the budget is each one's."""
+    the ledger's process has them. ``share``: the numbers of groups are those of all ranks, the budget is each one's.
+    ``strict``: not even the first group may pass the budget."""
 
     partition: str
     consumer: str
@@ -134,6 +139,22 @@ class LeaseCall(Message, frozen=True):
     min_version: int = 0
     columns: tuple[str, ...] = ()
     share: Share | None = None
+    strict: bool = False
+
+
+class LookCall(Message, frozen=True):
+    """What of a ``lease`` this ledger could give, as soon as it has ``at_least`` groups for it, or DeadlineError after
+    ``wait`` seconds. Nothing is leased."""
+
+    lease: LeaseCall
+    at_least: int
+    wait: float
+
+
+class Ready(Message, frozen=True):
+    """How many ``groups`` are ready, by version."""
+
+    groups: dict[int, int]
 
 
 class Granted(Message, frozen=True):
@@ -219,6 +240,27 @@ class UnitFigures(Message, frozen=True):
     waiting: int
     waiting_bytes: int
     refused: dict[str, int]
+
+
+class PartitionState(Message, frozen=True):
+    """A partition at one moment. ``units``: int16 [rows, columns], which unit has each value of the open groups' rows,
+    0 for none; ``nbytes``: int64 [rows], how much they have; ``lost``: every group that ever was lost, in order;
+    ``batches``: with which each consumer goes on whose ranks share them."""
+
+    spec: PartitionSpec
+    ledger: LedgerState
+    units: Array
+    nbytes: Array
+    lost: list[int]
+    batches: dict[str, int]
+
+
+class Frozen(Message, frozen=True):
+    """A ledger at one moment. ``hold``: until it is let go, units delete nothing. ``units``: their addresses."""
+
+    hold: int
+    partitions: list[PartitionState]
+    units: list[str]
 
 
 class Reserve(Message, frozen=True):

@@ -57,27 +57,31 @@ def _of_partitions(partitions: Sequence[PartitionLedger], now: float) -> Iterabl
     )
     yield _gauge(
         "ready_groups",
-        "Groups that a consumer could lease.",
+        "Groups that a consumer could lease, or rows, where it works by row.",
         by_consumer,
         (((p.spec.name, c), _ready(p, c)) for p in partitions for c in p.spec.consumers),
     )
     yield _gauge(
         "ready_rows",
-        "Rows of those groups.",
+        "Rows that a consumer could lease.",
         by_consumer,
-        (((p.spec.name, c), _ready(p, c) * p.spec.group_size) for p in partitions for c in p.spec.consumers),
+        (
+            ((p.spec.name, c), _ready(p, c) * (1 if c in p.spec.by_row else p.spec.group_size))
+            for p in partitions
+            for c in p.spec.consumers
+        ),
     )
     yield _gauge(
         "waiting_calls",
         "Calls for rows that are not ready yet.",
         by_consumer,
-        (((p.spec.name, c), len(waiting)) for p in partitions for c, waiting in p.waiting.items()),
+        (((p.spec.name, c), p.waiting_calls(c)) for p in partitions for c in p.spec.consumers),
     )
     yield _gauge(
         "longest_wait_seconds",
         "For how long the first of them has waited.",
         by_consumer,
-        (((p.spec.name, c), waiting.longest(now)) for p in partitions for c, waiting in p.waiting.items()),
+        (((p.spec.name, c), p.longest_wait(c, now)) for p in partitions for c in p.spec.consumers),
     )
 
 

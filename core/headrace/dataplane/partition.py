@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
-from collections.abc import Callable, Iterable, Iterator
+import secrets
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
@@ -12,90 +12,27 @@ from time import monotonic
 import numpy as np
 
 from headrace.contract import Array
-from headrace.dataplane.messages import Granted, LeaseCall, LeaseRef, Note, Noted, PartitionSpec
+from headrace.dataplane.messages import (
+    Granted,
+    LeaseCall,
+    LeaseRef,
+    LookCall,
+    Note,
+    Noted,
+    PartitionSpec,
+    PartitionState,
+    Ready,
+)
+from headrace.dataplane.shards import SHARD_BITS, first_row
 from headrace.dataplane.sharing import Sharing
-from headrace.errors import ContractError, DeadlineError, RunError
+from headrace.dataplane.waiting import Waiting
+from headrace.errors import ContractError, RunError
 from headrace.flow.ages import Ages
-from headrace.flow.leases import Lease
+from headrace.flow.group_table import UNKNOWN
+from headrace.flow.leases import Lease, Leases
 from headrace.flow.ledger import Ledger
-from headrace.wire import Promise
 
-_Waiter = tuple[int, int, LeaseCall, asyncio.Future[Granted], float]
-_SPARE = 64
-"""Calls that gave up which are always borne with."""
-
-
-class Waiting:
-    """Calls of one consumer, smallest first. One that cannot be served holds up those that ask for as much or more and
-    are as particular about versions, or ask for the same shared batch, and no others."""
-
-    def __init__(self) -> None:
-        self._heaps: dict[tuple[int, int], list[_Waiter]] = {}
-        """What the first of a heap cannot have, none of the heap can."""
-        self._order = 0
-        self._kept = self._waiting = 0
-        """Calls in heaps, and those of them that did not give up."""
-
-    def __len__(self) -> int:
-        return self._waiting
-
-    def add(self, call: LeaseCall) -> asyncio.Future[Granted]:
-        future: Promise[Granted] = Promise()
-        heapq.heappush(self._heaps.setdefault(_kind(call), []), (call.at_least, self._order, call, future, monotonic()))
-        self._order += 1
-        self._kept += 1
-        self._waiting += 1
-        timer = asyncio.get_running_loop().call_later(call.wait, _give_up, future, call)
-        future.add_done_callback(lambda _: self._ended(timer))
-        return future
-
-    def longest(self, now: float) -> float:
-        """For how many seconds the one that waits longest has; 0 when none does. O(waiting)."""
-        since = [waiter[4] for heap in self._heaps.values() for waiter in heap if not waiter[3].done()]
-        return now - min(since, default=now)
-
-    def end(self, error: Exception) -> None:
-        """None of them will be answered."""
-        for heap in self._heaps.values():
-            for _, _, _, future, _ in heap:
-                if not future.done():
-                    future.set_exception(error)
-        self._heaps.clear()
-        self._kept = 0
-
-    def _ended(self, timer: asyncio.TimerHandle) -> None:
-        timer.cancel()
-        self._waiting -= 1
-        if self._kept > 2 * self._waiting + _SPARE:
-            self._forget()
-
-    def _forget(self) -> None:
-        """Calls that gave up behind one that still waits."""
-        left = {kind: [w for w in heap if not w[3].done()] for kind, heap in self._heaps.items()}
-        self._heaps = {kind: heap for kind, heap in left.items() if heap}
-        for heap in self._heaps.values():
-            heapq.heapify(heap)
-        self._kept = sum(map(len, self._heaps.values()))
-
-    def serve(self, grant: Callable[[LeaseCall], Granted | None]) -> None:
-        """Answer those that can be. O(answered · log waiting + different kinds)."""
-        firsts = [(*heap[0][:2], kind) for kind, heap in self._heaps.items()]
-        heapq.heapify(firsts)
-        while firsts:
-            _, _, kind = heapq.heappop(firsts)
-            heap = self._heaps[kind]
-            _, _, call, future, _ = heap[0]
-            if not future.done():
-                granted = grant(call)
-                if granted is None:
-                    continue
-                future.set_result(granted)
-            heapq.heappop(heap)
-            self._kept -= 1
-            if heap:
-                heapq.heappush(firsts, (*heap[0][:2], kind))
-            else:
-                del self._heaps[kind]
+_EPOCH_BITS, _LEASE_BITS = 20, 32
 
 
 @dataclass(slots=True, eq=False)
@@ -120,6 +57,7 @@ class PartitionLedger:
         }
         """Places of the columns that a consumer reads; None for one that reads all, in their order."""
         self.waiting = {name: Waiting() for name in spec.consumers}
+        self.looking = {name: Waiting() for name in spec.consumers}
         self._leaving: dict[int, _Leaving] = {}
         """Groups that left while they were on lease."""
         self._lost: list[int] = []
@@ -132,21 +70,36 @@ class PartitionLedger:
         self._sharing = Sharing(ledger, self._granted)
 
     @classmethod
-    def make(cls, spec: PartitionSpec, first: int) -> PartitionLedger:
-        """An empty one. Row ids begin at ``first``, which no other partition's reach."""
+    def make(cls, spec: PartitionSpec, *, shard: int, number: int) -> PartitionLedger:
+        """An empty one, the ``number``-th of its shard."""
         ledger = Ledger(
             group_size=spec.group_size,
             columns=tuple(spec.columns),
             consumers=spec.consumers,
             writes=spec.writes,
             by_row=spec.by_row,
-            first_group=first // spec.group_size + 1,
+            first_group=first_row(shard, number) // spec.group_size + 1,
         )
+        # What a consumer holds of a ledger that was here before is not taken for a lease of this one.
+        ledger.leases = Leases((shard << SHARD_BITS) + (secrets.randbits(_EPOCH_BITS) << _LEASE_BITS))
         return cls(spec, ledger)
+
+    def state(self) -> PartitionState:
+        """This moment."""
+        state = self.ledger.state()
+        rows = self.ledger.rows_of(state.groups)
+        units, nbytes = self.ledger.units_of(rows), self.ledger.nbytes_of(rows)
+        return PartitionState(self.spec, state, units, nbytes, list(self._lost), self._sharing.firsts())
+
+    def restore(self, state: PartitionState) -> None:
+        """Continue an earlier one, in an empty one: rows are given out when all values that it had have been put."""
+        self.ledger.restore(state.ledger)
+        self._lost += state.lost
+        self._sharing.restore(state.batches)
 
     def end(self) -> Iterator[tuple[Array, Array]]:
         """It is over. Returns rows that units have, those on lease too, and who has which of their columns."""
-        for waiting in self.waiting.values():
+        for waiting in [*self.waiting.values(), *self.looking.values()]:
             waiting.end(ContractError(f"partition {self.spec.name!r} has ended", fix="ask for rows of the next one"))
         left = self.drop(self.ledger.open_groups())
         rows = self.ledger.rows_of(left)
@@ -159,7 +112,8 @@ class PartitionLedger:
         ready again. Returns the leases that this ended."""
         if consumer not in self.waiting:
             return []
-        self.waiting[consumer].end(RunError(f"{consumer} was lost", fix="its successor asks anew"))
+        for waiting in (self.waiting[consumer], self.looking[consumer]):
+            waiting.end(RunError(f"{consumer} was lost", fix="its successor asks anew"))
         # What is given back last comes first.
         return [self.ledger.release(lease) for lease in reversed(self.ledger.leases.of(consumer))]
 
@@ -227,6 +181,27 @@ class PartitionLedger:
         else:
             self.ledger.extend(ref.lease, deadline=until)
 
+    def waiting_calls(self, consumer: str) -> int:
+        """How many wait for rows, or for the news that there are some."""
+        return len(self.waiting[consumer]) + len(self.looking[consumer])
+
+    def longest_wait(self, consumer: str, now: float) -> float:
+        """For how many seconds the one that waits longest has; 0 when none does."""
+        return max(self.waiting[consumer].longest(now), self.looking[consumer].longest(now))
+
+    def await_ready(self, call: LookCall) -> Ready | asyncio.Future[Ready]:
+        """What there is to lease, or a promise of it. ContractError as of :meth:`check`."""
+        self.check(call.lease)
+        check_wait(call.wait)
+        found = self.ready(call)
+        return self.looking[call.lease.consumer].add(call) if found is None else found
+
+    def ready(self, call: LookCall) -> Ready | None:
+        """None when it is less than is asked for."""
+        ready = {} if self.ledger.awaited else self.ledger.ready(call.lease.consumer)
+        found = {version: count for version, count in ready.items() if version >= call.lease.min_version}
+        return Ready(found) if sum(found.values()) >= call.at_least else None
+
     def drop(self, groups: Iterable[int]) -> Array:
         """Whole groups are given up. Returns those to be freed now."""
         dropped = [group for group in dict.fromkeys(groups) if self.ledger.is_open(group)]
@@ -289,6 +264,8 @@ class PartitionLedger:
 
     def note(self, note: Note, unit: int) -> Noted:
         """What a unit is about to keep; new rows get their ids."""
+        if self.ledger.awaited:
+            return self._note_returned(note, unit)
         if note.rows is not None:
             outcome = self.ledger.write(note.rows, note.columns, nbytes=note.nbytes, tokens=note.tokens, unit=unit)
             return Noted(refused=outcome if outcome.any() else None)
@@ -303,8 +280,22 @@ class PartitionLedger:
         )
         return Noted(first)
 
+    def _note_returned(self, note: Note, unit: int) -> Noted:
+        """RunError for what was not there before: its producer is too early."""
+        outcome = (
+            None if note.rows is None else self.ledger.place(note.rows, note.columns, nbytes=note.nbytes, unit=unit)
+        )
+        if note.rows is None or outcome is None or (outcome == UNKNOWN).any():
+            raise RunError(
+                f"partition {self.spec.name!r} is being restored and takes only what it had",
+                fix="put other rows when DataPlane.restore has returned",
+            )
+        return Noted(refused=outcome if outcome.any() else None)
+
     def grant(self, call: LeaseCall) -> Granted | None:
         """A lease, if there is enough."""
+        if self.ledger.awaited:
+            return None
         if call.share is not None:
             return self._sharing.grant(call, call.share)
         lease = self.ledger.lease(
@@ -314,6 +305,7 @@ class PartitionLedger:
             at_least=call.at_least,
             token_budget=call.token_budget or None,
             min_version=call.min_version or None,
+            strict=call.strict,
         )
         return None if lease is None else self._granted(lease)
 
@@ -328,10 +320,6 @@ class PartitionLedger:
         return Granted(lease.lease, table, 0, units, shared=shared)
 
 
-def _kind(call: LeaseCall) -> tuple[int, int]:
-    return (call.min_version, -1) if call.share is None else (0, call.share.batch)
-
-
 def check_wait(seconds: float) -> None:
     """ContractError for what is no time to wait."""
     if not 0 <= seconds < inf:
@@ -342,12 +330,6 @@ def check_held_for(seconds: float) -> None:
     """ContractError for what is no time to hold a lease."""
     if not 0 < seconds < inf:
         raise ContractError(f"a lease held for {seconds} seconds", fix="hold it for a number of seconds above 0")
-
-
-def _give_up(future: asyncio.Future[Granted], call: LeaseCall) -> None:
-    if not future.done():
-        what = f"{call.at_least} groups of partition {call.partition!r} for {call.consumer}"
-        future.set_exception(DeadlineError(f"there were no {what} within {call.wait:g} s"))
 
 
 def _nothing(promise: asyncio.Future[list[int]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -137,3 +138,34 @@ def _say_column(column: ColumnSchema) -> str:
 
 def _say(ragged: bool, dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
     return _say_column(ColumnSchema(dtype.name, shape, ragged))
+
+
+def check_spec(spec: PartitionSpec) -> None:
+    """ContractError for a partition that cannot be."""
+    Schema(spec)
+    for consumer, reads in spec.consumers.items():
+        _check_columns(spec, f"consumer {consumer!r} of partition {spec.name!r} reads", reads)
+    for consumer, adds in spec.writes.items():
+        _check_columns(spec, f"consumer {consumer!r} of partition {spec.name!r} writes", adds)
+    if strangers := sorted({*spec.writes, *spec.by_row} - spec.consumers.keys()):
+        raise ContractError(
+            f"writes or by_row of partition {spec.name!r} names {', '.join(strangers)}",
+            fix=f"name its consumers: {', '.join(spec.consumers)}",
+        )
+    if spec.length_of and not (spec.length_of in spec.columns and spec.columns[spec.length_of].ragged):
+        raise ContractError(
+            f"length_of = {spec.length_of!r} is no ragged column of partition {spec.name!r}",
+            fix="name the ragged column whose length is the number of tokens",
+        )
+    if any("/" in column for column in spec.columns):
+        raise ContractError(
+            f"columns {', '.join(spec.columns)} of partition {spec.name!r}", fix="name columns without a slash"
+        )
+    if spec.group_size < 1:
+        raise ContractError(f"group_size = {spec.group_size} of partition {spec.name!r}", fix="it is at least 1")
+
+
+def _check_columns(spec: PartitionSpec, who: str, named: Sequence[str]) -> None:
+    strangers = [column for column in named if column not in spec.columns]
+    if strangers or not named:
+        raise ContractError(f"{who} {strangers or 'no column'}", fix=f"the columns are {', '.join(spec.columns)}")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headrace.contract import Storage
 from headrace.dataplane.ledger import LedgerService
 from headrace.dataplane.links import RemoteLedger
 from headrace.dataplane.metrics import data_plane_metrics
+from headrace.dataplane.shards import ShardedLedger
 from headrace.dataplane.shared_unit import unit_service
+from headrace.errors import ContractError
 from headrace.observe.exposition import MetricsPage
 from headrace.wire import Client, Keys, Server
 
@@ -19,14 +21,18 @@ async def serve_ledger(
     storage: Storage | None = None,
     *,
     capacity: int = 0,
+    shard: int = 0,
+    shards: int = 1,
     keys: Keys | None = None,
     metrics: str = "",
     ready: Callable[[str], None] = print,
 ) -> None:
-    """Serve until cancelled; ``metrics``: where Prometheus finds those of ledger and units, ``HOST:PORT`` or
-    ``unix:PATH``. With a ``storage`` the process is a storage unit too: what is kept there costs one word to
-    put and one to lease with its values. ``ready`` is told where."""
-    ledger = LedgerService(connect=lambda unit: Client(unit, keys=keys))
+    """Serve until cancelled. ``shard``: which of ``shards`` it is; ``metrics``: where Prometheus finds those of ledger
+    and units, ``HOST:PORT`` or ``unix:PATH``. With a ``storage`` the process is a storage unit too: what is kept there
+    costs one word to put and one to lease with its values. ``ready`` is told where."""
+    if storage is not None and shards > 1:
+        raise ContractError("a shard of a ledger is no storage unit", fix="start the storage in a process of its own")
+    ledger = LedgerService(connect=lambda unit: Client(unit, keys=keys), shard=shard, shards=shards)
     unit = None if storage is None else unit_service(storage, ledger=ledger, capacity=capacity)
     server = Server(*(service for service in (ledger, unit) if service is not None), address=address, keys=keys)
     page = MetricsPage(metrics, lambda: data_plane_metrics(ledger, server)) if metrics else None
@@ -51,14 +57,17 @@ async def serve_unit(
     address: str,
     storage: Storage,
     *,
-    ledger: str,
+    ledger: str | Sequence[str],
     capacity: int = 0,
     keys: Keys | None = None,
     ready: Callable[[str], None] = print,
 ) -> None:
-    """Serve until cancelled; join the ledger at ``ledger`` first. RunError when the ledger has given the unit up."""
-    client = Client(ledger, keys=keys)
-    unit = unit_service(storage, ledger=RemoteLedger(client), capacity=capacity)
+    """Serve until cancelled; join the ledger, or all its shards in their order, first. RunError when one of them has
+    given the unit up."""
+    addresses = [ledger] if isinstance(ledger, str) else list(ledger)
+    clients = [Client(address, keys=keys) for address in addresses]
+    links = [RemoteLedger(client) for client in clients]
+    unit = unit_service(storage, ledger=ShardedLedger(links) if len(links) > 1 else links[0], capacity=capacity)
     server = Server(unit, address=address, keys=keys)
     unit.refused = server.refused
     try:
@@ -69,4 +78,5 @@ async def serve_unit(
     finally:
         await server.close()
         await unit.close()
-        await client.close()
+        for client in clients:
+            await client.close()

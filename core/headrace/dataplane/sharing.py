@@ -22,6 +22,16 @@ class Sharing:
         self._ledger = ledger
         self._answer = answer
         self._shares: dict[str, Shares[Granted]] = {}
+        self._begin: dict[str, int] = {}
+        """Batches with which consumers go on that shared some at an earlier ledger."""
+
+    def firsts(self) -> dict[str, int]:
+        """What :meth:`first` is of each consumer that shares batches."""
+        return {consumer: self.first(consumer) for consumer in [*self._begin, *self._shares]}
+
+    def restore(self, firsts: dict[str, int]) -> None:
+        """Go on where an earlier ledger was; none of its batches is held."""
+        self._begin.update(firsts)
 
     def check(self, call: LeaseCall, share: Share) -> LeaseCall:
         """The call, with the fewest groups that it can be answered with. ContractError for what no group of ranks would
@@ -57,7 +67,7 @@ class Sharing:
                     f"{shares.ranks} ranks share the batches of {consumer}, and rank {share.rank} says {share.ranks}",
                     fix="give every rank the same number; another number can begin when no batch is on lease",
                 )
-            first = 0 if shares is None else shares.first
+            first = self.first(consumer)
             shares = Shares(self._ledger, consumer, share.ranks, answer=self._answer, first=first)
             self._shares[consumer] = shares
         return shares
@@ -85,7 +95,7 @@ class Sharing:
 
     def first(self, consumer: str) -> int:
         """The first batch that not every rank has acknowledged."""
-        return self._shares[consumer].first if consumer in self._shares else 0
+        return self._shares[consumer].first if consumer in self._shares else self._begin.get(consumer, 0)
 
     def acknowledge(self, lease: int, holder: Holder) -> tuple[Lease, Array] | None:
         """A rank is done; see :meth:`Shares.acknowledge`. ValueError when the batch was given back."""

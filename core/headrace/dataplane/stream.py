@@ -21,7 +21,7 @@ from typing import NamedTuple, Self
 
 from headrace.contract import Batch
 from headrace.dataplane.messages import Share
-from headrace.dataplane.plane import LEASE_SECONDS, Partition, Rows
+from headrace.dataplane.partition_client import LEASE_SECONDS, Partition, Rows
 from headrace.errors import DeadlineError, LostRowsError, RunError
 
 _TURN_SECONDS = 0.5

@@ -56,7 +56,7 @@ class UnitService:
 
     async def join(self, address: str) -> None:
         """Make the unit known: it is reached at ``address``."""
-        self.numbered(await settled(self._ledger.join(Join(address, self._process))))
+        self.numbered(await settled(self._ledger.join(Join(address, self._process, self._number > 0))))
 
     def numbered(self, number: int) -> None:
         """The ledger knows the unit by this number; what was put before is told now."""

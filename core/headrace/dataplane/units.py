@@ -40,6 +40,9 @@ class Units:
         """Seconds of looks since each was heard of, or ``_GONE``."""
         self._freed: dict[int, list[Array]] = defaultdict(list)
         """Rows to delete, by unit."""
+        self._holds: dict[int, asyncio.TimerHandle] = {}
+        """Of those that read what is here now, and when each must be done."""
+        self._held = 0
         self._awaited: asyncio.Future[list[str]] | None = None
 
     def add_own(self, address: str, unit: UnitLink) -> int:
@@ -47,8 +50,14 @@ class Units:
         return self._add(Join(address, ""), unit, -inf)
 
     def join(self, unit: Join) -> int:
-        """A unit is there, or still is. Returns its number. RunError for one that was given up."""
+        """A unit is there, or still is. Returns its number. RunError for one that was given up, or joined another
+        ledger before: what it keeps is of rows that are others' here."""
         if unit.process not in self._processes:
+            if unit.again:
+                raise RunError(
+                    f"the ledger knows nothing of the storage unit at {unit.address}: another was here when it joined",
+                    fix="start another one",
+                )
             return self._add(unit, self._connect(unit.address), 0.0)
         number = self._processes.index(unit.process) + 1
         if self._silence[number - 1] == _GONE:
@@ -124,7 +133,23 @@ class Units:
         for unit in np.unique(units[units > 0]).tolist():
             self._freed[unit].append(rows[(units == unit).any(axis=1)])
 
+    def hold(self, seconds: float) -> int:
+        """Nothing is deleted until :meth:`let_go` of the number that is returned, for at most ``seconds``."""
+        self._held += 1
+        self._holds[self._held] = asyncio.get_running_loop().call_later(seconds, self.let_go, self._held)
+        return self._held
+
+    def let_go(self, hold: int) -> bool:
+        """Whether it had held until now."""
+        timer = self._holds.pop(hold, None)
+        if timer is not None:
+            timer.cancel()
+            self._delete()
+        return timer is not None
+
     def _delete(self) -> None:
+        if self._holds:
+            return
         for unit, rows in self._freed.items():
             if self._silence[unit - 1] != _GONE:
                 answer = self._links[unit - 1].delete(np.concatenate(rows))
@@ -150,6 +175,8 @@ class Units:
     async def close(self) -> None:
         """Give up every unit, and what they were still asked."""
         self._silence = [_GONE] * len(self._silence)
+        for timer in self._holds.values():
+            timer.cancel()
         for link in self._links:
             if isinstance(link, RemoteUnit):
                 await link.close()

@@ -10,7 +10,18 @@ cut); beside it `stages` (what is done to rows, with which columns).
 from headrace.flow.flow import Flow
 from headrace.flow.group_table import LATE, STORED
 from headrace.flow.leases import Lease
-from headrace.flow.records import ROW, BatchLease, Counts, FlowColumns, FlowState, Move, StoredGroup, Switch, Ticket
+from headrace.flow.records import (
+    ROW,
+    BatchLease,
+    Counts,
+    FlowColumns,
+    FlowState,
+    LedgerState,
+    Move,
+    StoredGroup,
+    Switch,
+    Ticket,
+)
 from headrace.flow.stages import TRAIN
 
 __all__ = [
@@ -24,6 +35,7 @@ __all__ = [
     "FlowColumns",
     "FlowState",
     "Lease",
+    "LedgerState",
     "Move",
     "StoredGroup",
     "Switch",

@@ -6,8 +6,10 @@ nothing of it had been taken before.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headrace.flow.leases import Lease
-from headrace.flow.ledger import Ledger, batch_lease
+from headrace.flow.ledger import Ledger
 from headrace.flow.records import BatchLease
 from headrace.flow.stages import TRAIN
 
@@ -97,3 +99,16 @@ class OpenBatch:
             self._ledger.acknowledge(part.lease)
         self._parts, self.whole = [], None
         return done
+
+
+def batch_lease(parts: Sequence[Lease], version: int, ledger: Ledger) -> BatchLease:
+    """The groups of leases as the training batch of ``version``, known by the last of them."""
+    groups = tuple(sorted(group for part in parts for group in part.groups.tolist()))
+    return BatchLease(
+        lease=parts[-1].lease,
+        version=version,
+        groups=groups,
+        rows=tuple(row for group in groups for row in ledger.rows(group)),
+        tokens=tuple(count for group in groups for count in ledger.tokens(group)),
+        deadline=min(part.deadline for part in parts),
+    )

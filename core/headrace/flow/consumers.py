@@ -14,8 +14,11 @@ import numpy as np
 from headrace.contract import Array
 from headrace.flow.group_table import GroupTable
 from headrace.flow.ready import ReadyGroups
+from headrace.flow.records import LedgerState
 
 _PENDING, READY, LEASED, DONE = range(4)
+_KEPT = ("opened", "oldest", "written", "tokens", "attempts", "row_attempts")
+"""Columns that another ledger continues with as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +131,47 @@ class ConsumerTable(GroupTable):
     def _make_ready(self, who: Consumer, ids: Array, *, again: bool = False) -> None:
         self._states(who)[self._slots(who, ids)] = READY
         who.ready.add(ids, self._versions_of(who, ids), again=again)
+
+    # ------------------------------------------------------------ an earlier ledger
+
+    def state(self) -> LedgerState:
+        """This moment. O(groups since the oldest open one)."""
+        groups = np.arange(self._groups.low, self._groups.end)
+        groups = groups[self._column_of("open", groups)]
+        groups = groups[~self._done_by_all(groups)]
+        return LedgerState(
+            next_group=self.next_group,
+            reserved=np.array(self._reserved, dtype=np.int64),
+            groups=groups,
+            done=self._column_of("state", groups) == DONE,
+            row_done=self._column_of("row_state", groups) == DONE,
+            **{name: self._column_of(name, groups) for name in _KEPT},
+        )
+
+    def restore(self, state: LedgerState) -> None:
+        """Continue an earlier ledger, in an empty one. Its values are :attr:`awaited` in storage units."""
+        self._begin_at(state.first_group, state.next_group)
+        self._reserved.extend(state.reserved.tolist())
+        columns, slots = self._groups.columns, self._groups.slots(state.groups)
+        columns["reserved"][self._groups.slots(state.reserved)] = True
+        columns["open"][slots] = True
+        for name in _KEPT:
+            columns[name][slots] = getattr(state, name)
+        columns["state"][slots] = np.where(state.done, DONE, _PENDING)
+        columns["row_state"][slots] = np.where(state.row_done, DONE, _PENDING)
+        self.buffered = int(np.count_nonzero(state.written))
+        self.awaited = self._awaited_of(state.groups)
+        for consumer in self._consumers.values():
+            there = (state.written & consumer.reads) == consumer.reads
+            if not consumer.by_row:
+                columns["complete"][slots, consumer.index] = there.sum(axis=1)
+                there = there.all(axis=1)
+            done = (state.row_done if consumer.by_row else state.done)[..., consumer.index]
+            ids = self.rows_of(state.groups).reshape(there.shape) if consumer.by_row else state.groups
+            self._make_ready(consumer, ids[there & ~done])
+
+    def _done_by_all(self, groups: Array) -> Array:
+        """bool [n]: whether no consumer wants anything of groups any more."""
+        done: Array = (self._column_of("state", groups) == DONE).all(axis=1)
+        done &= (self._column_of("row_state", groups) == DONE).all(axis=(1, 2))
+        return done

@@ -99,7 +99,7 @@ class Flow(Serving):
             self._restore(state)
 
     def _restore(self, state: FlowState) -> None:
-        self._ledger.restore(state, self._columns.first)
+        self._ledger.restore(state.ledger(group_size=self.group_size, columns=self._columns))
         for group in state.stored:
             if not self._ledger.is_complete(group.group):
                 self._versions.reopened(group.version)

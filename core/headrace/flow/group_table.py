@@ -46,7 +46,8 @@ def _table(size: int, *, columns: int, consumers: int, by_row: int, first: int) 
 
 
 class GroupTable:
-    """``columns``: names of all there are; ``consumers``, ``by_row``: how many are given groups, and how many rows."""
+    """``columns``: names of all there are; ``consumers``, ``by_row``: how many are given groups, and how many rows.
+    ``nbytes``, ``buffered``: bytes and rows stored in groups that have not left."""
 
     def __init__(
         self, *, group_size: int, columns: Sequence[str], consumers: int, by_row: int, first_group: int
@@ -58,6 +59,10 @@ class GroupTable:
         self._all = (1 << len(columns)) - 1
         self._groups = _table(group_size, columns=len(columns), consumers=consumers, by_row=by_row, first=first_group)
         self._first_group = first_group
+        self.nbytes = 0
+        self.buffered = 0
+        self.awaited = 0
+        """Values that an earlier ledger knew and that no storage unit has yet."""
         self._reserved: deque[int] = deque()
         """Groups to be opened before any new one, ascending."""
 
@@ -140,10 +145,22 @@ class GroupTable:
         units: Array = self._row_column("units")[self._row_slots(rows)]
         return units
 
+    def at_unit(self, unit: int) -> Array:
+        """Open groups with a column in a storage unit, ascending. O(groups since the oldest open one)."""
+        groups = np.arange(self._groups.low, self._groups.end)
+        there = (self._column_of("units", groups) == unit).any(axis=(1, 2))
+        found: Array = groups[there & self._column_of("open", groups)]
+        return found
+
     def tokens_of(self, rows: Array) -> Array:
         """Tokens of rows that are remembered, int32 [n]."""
         tokens: Array = self._row_column("tokens")[self._row_slots(rows)]
         return tokens
+
+    def nbytes_of(self, rows: Array) -> Array:
+        """Bytes of rows that are remembered, int64 [n]."""
+        nbytes: Array = self._row_column("nbytes")[self._row_slots(rows)]
+        return nbytes
 
     def is_written(self, row: int) -> bool:
         """Whether a row of an open group has a column."""
@@ -168,8 +185,56 @@ class GroupTable:
                     version=self.version(group),
                     oldest=int(self._groups.get("oldest", group)),
                     tokens=tuple(self.tokens(group)),
-                    nbytes=tuple(self._groups.get("nbytes", group).tolist()),
                 )
+
+    def _begin_at(self, low: int, end: int) -> None:
+        """Groups ``low <= i < end`` are remembered, all zeros."""
+        of_consumers, of_rows = self._groups.columns["state"], self._groups.columns["row_state"]
+        self._groups = _table(
+            self.group_size,
+            columns=len(self._bits),
+            consumers=of_consumers.shape[1],
+            by_row=of_rows.shape[2],
+            first=low,
+        )
+        self._groups.append(end - low)
+
+    def place(self, rows: Array, columns: Collection[str], *, nbytes: Array, unit: int) -> Array:
+        """Values of different rows (int64 [n]) that are :attr:`awaited`, and of ``nbytes`` (int64 [n]), are in ``unit``
+        now. Returns int8 [n]: ``STORED``; ``DUPLICATE`` where some are in a unit already; ``LATE`` and ``UNKNOWN``
+        where none is awaited."""
+        added = self._mask(columns)
+        outcome = self._refusals(rows, added)
+        known = np.flatnonzero(outcome == DUPLICATE)
+        slots, places = self._row_slots(rows[known]), self._places(columns)
+        units = self._row_column("units")
+        awaited = (units[slots[:, None], places] == 0).all(axis=1)
+        awaited &= (self._row_column("written")[slots] & added) == added
+        units[slots[awaited, None], places] = unit
+        self._row_column("nbytes")[slots[awaited]] += nbytes[known[awaited]]
+        self.nbytes += int(nbytes[known[awaited]].sum())
+        self.awaited -= int(np.count_nonzero(awaited)) * len(places)
+        outcome[outcome == STORED] = UNKNOWN
+        outcome[known[awaited]] = STORED
+        return outcome
+
+    def _awaited_of(self, groups: Array) -> int:
+        written, units = self._column_of("written", groups), self._column_of("units", groups)
+        masks = np.array(list(self._bits.values()))
+        return int(np.count_nonzero((written[..., None] & masks != 0) & (units == 0)))
+
+    def _leave(self, groups: Array) -> None:
+        if self.awaited:
+            self.awaited -= self._awaited_of(groups)
+        slots = self._groups.slots(groups)
+        self.buffered -= int(np.count_nonzero(self._groups.columns["written"][slots]))
+        self.nbytes -= int(self._groups.columns["nbytes"][slots].sum())
+        opened = self._groups.columns["open"]
+        opened[slots] = False
+        low = self._groups.low
+        while low < self._groups.end and not opened[low - self._groups.base] and not self._groups.get("reserved", low):
+            low += 1
+        self._groups.forget(low)
 
     def _refusals(self, rows: Array, added: int) -> Array:
         groups = rows // self.group_size

@@ -29,11 +29,11 @@ class Lease:
 class Leases:
     """Those that are held. Each operation costs O(log leases), amortised; memory is O(leases)."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
         self._held: dict[int, Lease] = {}
         self._deadlines: list[tuple[float, int]] = []
         """A heap; an entry counts while its lease is held with that very deadline."""
-        self._next = 0
+        self._next = first
 
     def __len__(self) -> int:
         return len(self._held)

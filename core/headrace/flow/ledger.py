@@ -24,13 +24,11 @@ from headrace.flow.balance import most_within
 from headrace.flow.consumers import DONE, LEASED, READY, Consumer, ConsumerTable
 from headrace.flow.group_table import DUPLICATE, LATE, STORED, UNKNOWN, total
 from headrace.flow.leases import Lease, Leases
-from headrace.flow.records import BatchLease, FlowState, StoredGroup
 
 
 class Ledger(ConsumerTable):
     """``columns``: all there are; ``consumers``: name → the columns it reads; ``writes``: name → those it adds;
-    ``by_row``: consumers that are given rows. ``nbytes``, ``buffered``: bytes and rows stored in groups that have not
-    left."""
+    ``by_row``: consumers that are given rows."""
 
     def __init__(
         self,
@@ -50,8 +48,6 @@ class Ledger(ConsumerTable):
             by_row=by_row,
             first_group=first_group,
         )
-        self.nbytes = 0
-        self.buffered = 0
         self.leases = Leases()
 
     # ------------------------------------------------------------ groups
@@ -62,13 +58,6 @@ class Ledger(ConsumerTable):
         stored = int(np.count_nonzero(self._groups.get("written", group)))
         self._discard(group)
         return stored
-
-    def at_unit(self, unit: int) -> Array:
-        """Open groups with a column in a storage unit, ascending. O(groups since the oldest open one)."""
-        groups = np.arange(self._groups.low, self._groups.end)
-        there = (self._column_of("units", groups) == unit).any(axis=(1, 2))
-        found: Array = groups[there & self._column_of("open", groups)]
-        return found
 
     def _discard(self, group: int) -> None:
         for consumer in self._consumers.values():
@@ -85,34 +74,6 @@ class Ledger(ConsumerTable):
         for group in present.tolist():
             self._discard(group)
         return present
-
-    # ------------------------------------------------------------ an earlier run
-
-    def restore(self, state: FlowState, first: Collection[str]) -> None:
-        """Continue an earlier ledger, in an empty one that begins at ``state.first_group``. Stored groups have the
-        ``first`` columns, whose values are nowhere yet: see :meth:`place`."""
-        stored = {group.group: group for group in state.stored}
-        self._reserved.extend(sorted(state.unfinished))
-        while self._groups.end < state.next_group:
-            group = self._groups.append(1)
-            if group in stored:
-                self._restore_group(stored[group], first)
-            elif group in self._reserved:
-                self._groups.set("reserved", group, True)
-
-    def _restore_group(self, stored: StoredGroup, first: Collection[str]) -> None:
-        self._begin(stored.group, 1, stored.version)
-        rows = np.array(self.rows(stored.group))
-        versions = np.full(len(rows), stored.oldest)
-        self.write(rows, first, nbytes=np.array(stored.nbytes), tokens=np.array(stored.tokens), versions=versions)
-
-    def place(self, rows: Array, columns: Collection[str], *, nbytes: Array, unit: int) -> None:
-        """Values of rows that an earlier run had stored are in ``unit`` now, without what stages had added to them."""
-        slots = self._row_slots(rows)
-        self._row_column("units")[slots[:, None], self._places(columns)] = unit
-        kept = self._row_column("nbytes")
-        self.nbytes += int((nbytes - kept[slots]).sum())
-        kept[slots] = nbytes
 
     # ------------------------------------------------------------ rows
 
@@ -273,11 +234,13 @@ class Ledger(ConsumerTable):
         token_budget: int | None = None,
         min_version: int | None = None,
         ranks: int = 1,
+        strict: bool = False,
     ) -> Lease | None:
         """Up to ``groups`` ready groups, the oldest first; None when there are fewer than ``at_least`` (default:
-        ``groups``). ``token_budget``: stop before the group that would pass it, unless it is the first.
-        ``min_version``: leave out those that are older. ``ranks``: that share them, each within ``token_budget``; see
-        :class:`~headrace.flow.shares.Shares`. For a consumer that works by row, all this is about rows."""
+        ``groups``). ``token_budget``: stop before the group that would pass it, unless it is the first and not
+        ``strict``. ``min_version``: leave out those that are older. ``ranks``: that share them, each within
+        ``token_budget``; see :class:`~headrace.flow.shares.Shares`. For a consumer that works by row, all this is about
+        rows."""
         who = self._consumers[consumer]
         if who.ready.count(min_version=min_version) < (groups if at_least is None else at_least):
             return None
@@ -285,9 +248,11 @@ class Ledger(ConsumerTable):
         if not len(chosen):
             return None
         if token_budget is not None or ranks > 1:
-            kept = self._shareable(who, chosen, groups, token_budget, ranks)
+            kept = self._shareable(who, chosen, groups, token_budget, ranks, strict)
             chosen, rest = chosen[:kept], chosen[kept:]
             who.ready.add(rest, self._versions_of(who, rest), again=True)
+            if not kept:
+                return None
         at = self._row_slots(chosen) if who.by_row else self._at(chosen)
         self._states(who)[at] = LEASED
         self._attempts(who)[at] += 1
@@ -295,14 +260,15 @@ class Ledger(ConsumerTable):
             return self.leases.grant(consumer, np.unique(chosen // self.group_size), deadline, rows=chosen)
         return self.leases.grant(consumer, chosen, deadline)
 
-    def _shareable(self, who: Consumer, chosen: Array, groups: int, token_budget: int | None, ranks: int) -> int:
-        """How many of ``chosen`` stay within the budget, at least one a rank; of ``groups`` either none are left then,
-        or enough for each rank to get one."""
+    def _shareable(
+        self, who: Consumer, chosen: Array, groups: int, token_budget: int | None, ranks: int, strict: bool
+    ) -> int:
+        """How many of ``chosen`` stay within the budget, at least one a rank, or if ``strict`` none; of ``groups``
+        either none are left then, or enough for each rank to get one."""
         kept = len(chosen)
         if token_budget is not None:
-            kept = most_within(
-                self.tokens_of(chosen).tolist() if who.by_row else self.group_tokens(chosen), token_budget, ranks
-            )
+            tokens: list[int] = self.tokens_of(chosen).tolist() if who.by_row else self.group_tokens(chosen)
+            kept = 0 if strict and tokens[0] > token_budget else most_within(tokens, token_budget, ranks)
         if 0 < groups - kept < ranks:
             return groups - ranks if groups >= 2 * ranks else len(chosen)
         return kept
@@ -354,9 +320,7 @@ class Ledger(ConsumerTable):
         who = self._consumers[held.consumer]
         self._states(who)[self._slots(who, self._present(held))] = DONE
         groups = self._open(held.groups)
-        done = (self._column_of("state", groups) == DONE).all(axis=1)
-        done &= (self._column_of("row_state", groups) == DONE).all(axis=(1, 2))
-        left: Array = groups[done]
+        left: Array = groups[self._done_by_all(groups)]
         self._leave(left)
         return held, left
 
@@ -372,29 +336,3 @@ class Ledger(ConsumerTable):
         rows = held.rows[held.rows >= self._groups.low * self.group_size]
         present: Array = rows[self._column_of("open", rows // self.group_size)]
         return present
-
-    # ------------------------------------------------------------ inside
-
-    def _leave(self, groups: Array) -> None:
-        slots = self._groups.slots(groups)
-        self.buffered -= int(np.count_nonzero(self._groups.columns["written"][slots]))
-        self.nbytes -= int(self._groups.columns["nbytes"][slots].sum())
-        opened = self._groups.columns["open"]
-        opened[slots] = False
-        low = self._groups.low
-        while low < self._groups.end and not opened[low - self._groups.base] and not self._groups.get("reserved", low):
-            low += 1
-        self._groups.forget(low)
-
-
-def batch_lease(parts: Sequence[Lease], version: int, ledger: Ledger) -> BatchLease:
-    """The groups of leases as the training batch of ``version``, known by the last of them."""
-    groups = tuple(sorted(group for part in parts for group in part.groups.tolist()))
-    return BatchLease(
-        lease=parts[-1].lease,
-        version=version,
-        groups=groups,
-        rows=tuple(row for group in groups for row in ledger.rows(group)),
-        tokens=tuple(count for group in groups for count in ledger.tokens(group)),
-        deadline=min(part.deadline for part in parts),
-    )

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from headrace.contract import Array
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowColumns:
@@ -105,8 +109,40 @@ class StoredGroup:
     """The version of its oldest token."""
     tokens: tuple[int, ...]
     """Per row."""
-    nbytes: tuple[int, ...]
-    """Per row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LedgerState:
+    """A ledger at one moment, but for where values are and how large, and for who holds what: a lease that is out is
+    none here. Arrays have an entry for each open group that somebody is not done with."""
+
+    next_group: int
+    reserved: Array
+    """int64: groups to be opened before any new one, ascending."""
+    groups: Array
+    """int64 [g], ascending."""
+    opened: Array
+    """int64 [g]: versions they were opened under."""
+    oldest: Array
+    """int64 [g]: versions of their oldest tokens."""
+    written: Array
+    """int64 [g, group_size]: bit masks of columns that are stored."""
+    tokens: Array
+    """int32 [g, group_size]."""
+    done: Array
+    """bool [g, consumers]: which of those that are given groups are done with them."""
+    attempts: Array
+    """int16 [g, consumers]: how often each has leased them."""
+    row_done: Array
+    """bool [g, group_size, by_row]: which of those that are given rows are done with them."""
+    row_attempts: Array
+    """int16 [g, group_size, by_row]."""
+
+    @property
+    def first_group(self) -> int:
+        """The lowest id that is outstanding."""
+        first: int = min([self.next_group, *self.reserved[:1].tolist(), *self.groups[:1].tolist()])
+        return first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,3 +164,22 @@ class FlowState:
     def first_group(self) -> int:
         """The lowest id that is outstanding."""
         return min([self.next_group, *self.unfinished, *(group.group for group in self.stored)])
+
+    def ledger(self, *, group_size: int, columns: FlowColumns) -> LedgerState:
+        """Where the first columns of the stored rows are there, and no consumer has seen any."""
+        count, by_row = len(self.stored), len(columns.by_row)
+        per_group, per_row = (count, len(columns.consumers) - by_row), (count, group_size)
+        first = sum(1 << place for place, column in enumerate(columns.all) if column in columns.first)
+        return LedgerState(
+            next_group=self.next_group,
+            reserved=np.array(self.unfinished, dtype=np.int64),
+            groups=np.array([stored.group for stored in self.stored], dtype=np.int64),
+            opened=np.array([stored.version for stored in self.stored], dtype=np.int64),
+            oldest=np.array([stored.oldest for stored in self.stored], dtype=np.int64),
+            written=np.full(per_row, first, dtype=np.int64),
+            tokens=np.array([stored.tokens for stored in self.stored], dtype=np.int32).reshape(per_row),
+            done=np.zeros(per_group, dtype=np.bool_),
+            attempts=np.zeros(per_group, dtype=np.int16),
+            row_done=np.zeros((*per_row, by_row), dtype=np.bool_),
+            row_attempts=np.zeros((*per_row, by_row), dtype=np.int16),
+        )

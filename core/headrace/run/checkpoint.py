@@ -3,7 +3,7 @@
 checkpoints/version-00000025-event-00004711/
   manifest.json   size and checksum of every other file, written last
   state.json      where the run was (:class:`RunState`)
-  rows-0.bin …    the rows that were stored and not yet trained
+  rows.bin        the rows that were stored and not yet trained
   trainer/        the training engine's own save
 
 Written to a hidden directory, synced, renamed. Invariants: a directory under its final name was complete; one that
@@ -15,7 +15,6 @@ when the version stays, after a batch that was skipped.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,10 +28,10 @@ from headrace.errors import RunError
 from headrace.flow import FlowState
 from headrace.observe.records import EvaluationRecord
 from headrace.run.tasks import TasksIdentity
-from headrace.wire import decode, encode
+from headrace.wire import RecordWriter, decode, read_records, sync
 
-MANIFEST, STATE, TRAINER = "manifest.json", "state.json", "trainer"
-FORMAT = 1
+MANIFEST, STATE, ROWS, TRAINER = "manifest.json", "state.json", "rows.bin", "trainer"
+FORMAT = 2
 PARTIAL = ".partial"
 
 log = logging.getLogger(__name__)
@@ -97,8 +96,8 @@ class Checkpoint:
 
     def rows(self) -> Iterator[Batch]:
         """The rows that go back into storage, in parts."""
-        for path in sorted(self.path.glob("rows-*.bin")):
-            yield decode(msgspec.msgpack.decode(path.read_bytes(), type=list[memoryview]), Batch)
+        for frames in read_records(self.path / ROWS):
+            yield decode(frames, Batch)
 
 
 def staging(path: Path) -> Path:
@@ -116,17 +115,18 @@ def complete(hidden: Path, path: Path, state: RunState, rows: Sequence[Batch]) -
     """Finish a checkpoint whose ``trainer`` part has been written to ``hidden``, and give it its name. RunError when
     the disk refuses it; then nothing has the name."""
     try:
-        for number, batch in enumerate(rows):
-            frames = [bytes(frame) for frame in encode(batch)]
-            (hidden / f"rows-{number}.bin").write_bytes(msgspec.msgpack.encode(frames))
+        with RecordWriter(hidden / ROWS) as writer:
+            for batch in rows:
+                writer.write(batch)
+            writer.commit()
         (hidden / STATE).write_bytes(msgspec.json.encode(state))
         manifest = {name: _summary(hidden / name) for name in _names(hidden)}
         (hidden / MANIFEST).write_bytes(msgspec.json.encode(manifest))
         for written in [hidden, *hidden.rglob("*")]:
-            _sync(written)
+            sync(written)
         shutil.rmtree(path, ignore_errors=True)  # there only when the log lost its end, and with it this number
         hidden.rename(path)
-        _sync(path.parent)
+        sync(path.parent)
     except OSError as error:
         shutil.rmtree(hidden, ignore_errors=True)
         raise _unwritable(path, error) from error
@@ -201,7 +201,7 @@ def settle(path: Path, event_log: Path) -> None:
     """The announcement of ``path`` is on disk: a machine that loses power must not forget the only one that is left.
     RunError when the disk refuses it."""
     try:
-        _sync(event_log)
+        sync(event_log)
     except OSError as error:
         raise _unwritable(path, error) from error
 
@@ -227,12 +227,3 @@ def _summary(path: Path) -> _File:
         while block := file.read(1 << 20):
             checksum.update(block)
     return _File(path.stat().st_size, checksum.hexdigest())
-
-
-def _sync(path: Path) -> None:
-    """On disk, not only on its way: a machine that loses power keeps what had its name."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

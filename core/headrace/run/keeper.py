@@ -13,7 +13,6 @@ import shutil
 import numpy as np
 
 from headrace.contract import Batch
-from headrace.contract.columns import REWARD, VERSION
 from headrace.errors import HeadraceError, LostRowsError
 from headrace.flow import Flow
 from headrace.observe.epochs import standing_checkpoints
@@ -110,8 +109,6 @@ class Keeper:
         in however many storage units there are now."""
         p, phase = self._p, began.phase
         spec = phase_partition(phase.name, p.stage_plan(began).columns, group_size=phase.batch.group_size)
-        rows = p.controller.open_rows(flow, spec)
+        p.controller.open_rows(flow, spec)
         for batch in began.resumed.rows() if began.resumed is not None else ():
-            rows.returning(batch.rows.tolist())
-            tags = {name: batch.dense(name) for name in (VERSION, REWARD)}
-            await p.plane.put(phase.name, batch.columns, rows=batch.rows, tags=tags)
+            await p.plane.put(phase.name, batch.columns, rows=batch.rows)

@@ -7,7 +7,7 @@ The room knows no roles.
 
 from headrace.wire.address import ipc_address, tcp_address
 from headrace.wire.arrays import array_bytes
-from headrace.wire.blocking import BlockingClient, Sent
+from headrace.wire.blocking import BlockingClient, Sent, first_answered
 from headrace.wire.checksum import manifest_digest, tensor_checksum, tensor_info
 from headrace.wire.client import Client
 from headrace.wire.codec import decode, encode
@@ -18,6 +18,7 @@ from headrace.wire.methods import rpc
 from headrace.wire.network import Network
 from headrace.wire.own_directory import OwnDirectory, unlocked, write_private
 from headrace.wire.promise import Promise
+from headrace.wire.record_file import RecordWriter, read_records, sync
 from headrace.wire.refusal import RefusedError
 from headrace.wire.server import Server
 from headrace.wire.sockets import bind_socket, bound_address, close_context, connect_socket, open_context
@@ -32,6 +33,7 @@ __all__ = [
     "Network",
     "OwnDirectory",
     "Promise",
+    "RecordWriter",
     "RefusedError",
     "Sent",
     "Server",
@@ -42,10 +44,13 @@ __all__ = [
     "connect_socket",
     "decode",
     "encode",
+    "first_answered",
     "ipc_address",
     "manifest_digest",
     "open_context",
+    "read_records",
     "rpc",
+    "sync",
     "tcp_address",
     "tensor_checksum",
     "tensor_info",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 from math import ceil
 from types import NoneType
 from typing import Any, NamedTuple, TypeVar, overload
@@ -98,6 +99,25 @@ class BlockingClient:
         except RefusedError as refusal:
             raise WireError(f"the reply to {sent.method} from {self._address}: {refusal.message}") from refusal
 
+    def cancel(self, sent: Sent) -> None:
+        """The reply to a call is not waited for, and the server need not go on."""
+        if self._early.pop(sent.id, None) is None and self._socket is not None:
+            self._socket.sndtimeo, self._milliseconds = 0, 0
+            with contextlib.suppress(zmq.Again):  # the server knows the deadline
+                self._socket.send(_encode(Cancel(sent.id)))
+
+    def arrived(self, sent: Sent) -> bool:
+        """Whether the reply to a call is here."""
+        while sent.id not in self._early and self._connected().poll(0):
+            received = self._receive(1.0)
+            if received is not None:
+                self._early[received[0].id] = received
+        return sent.id in self._early
+
+    def watch(self, poller: zmq.Poller) -> None:
+        """Have a poller wake when something arrives."""
+        poller.register(self._connected(), zmq.POLLIN)
+
     def close(self) -> None:
         """Twice is fine."""
         if self._socket is not None:
@@ -158,3 +178,15 @@ class BlockingClient:
                 self._socket.send(_encode(Cancel(call)))
             self._socket.close(linger=100)
             self._socket = None
+
+
+def first_answered(calls: Sequence[tuple[BlockingClient, Sent]]) -> int:
+    """The place of a call whose reply is here, or whose time is over: receiving it takes no time."""
+    poller = zmq.Poller()
+    for client, _ in calls:
+        client.watch(poller)
+    while True:
+        for place, (client, sent) in enumerate(calls):
+            if client.arrived(sent) or sent.until <= time.monotonic():
+                return place
+        poller.poll(max(1, int(1000 * (min(sent.until for _, sent in calls) - time.monotonic()))))

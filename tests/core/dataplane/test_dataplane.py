@@ -341,7 +341,7 @@ def test_a_unit_that_comes_later_gets_its_share(services: Services, monkeypatch:
     partition = services.plane().create(spec())
     put(partition, 1)
     services.unit()
-    monkeypatch.setattr("headrace.dataplane.plane.LEARN_SECONDS", 0.0)
+    monkeypatch.setattr("headrace.dataplane.partition_client.LEARN_SECONDS", 0.0)
     for _ in range(3):
         put(partition, 1)
     assert [stats.rows for stats in partition.unit_stats()] == [2, 2]

@@ -219,15 +219,15 @@ def test_a_frame_far_over_the_limit_costs_its_sender_the_connection_and_nobody_e
 # ---------------------------------------------------------------- what is a call, of nothing sensible
 
 
-Nonsense = Callable[[Partition, DataPlane], object]
+Nonsense = Callable[[Partition], object]
 
 
 def tell(method: str, request: object) -> Nonsense:
-    return lambda _, plane: plane.client().call(method, request, reply=Any, deadline=5)
+    return lambda partition: partition.ledger.call(method, request, reply=Any, deadline=5)
 
 
 def to_unit(method: str, request: object) -> Nonsense:
-    return lambda partition, _: partition._unit(1).call(method, request, reply=Any, deadline=5)
+    return lambda partition: partition._unit(1).call(method, request, reply=Any, deadline=5)
 
 
 def lease(groups: int, at_least: int, *, wait: float = 0.1, seconds: float = 1.0, **limits: int) -> Nonsense:
@@ -272,6 +272,8 @@ def spec(**changes: Any) -> PartitionSpec:
         ),
         (tell("create", spec(consumers={"train": ("absent",)})), ContractError, "absent"),
         (tell("create", spec(consumers={"train": ()})), ContractError, "reads no column"),
+        (tell("create", spec(by_row=("nobody",))), ContractError, "by_row of partition 'other' names nobody"),
+        (tell("create", spec(writes={"train": ("absent",)})), ContractError, "writes ['absent']"),
         (tell("create", spec(group_size=0)), ContractError, "group_size = 0"),
         (tell("create", spec(length_of="reward")), ContractError, "length_of"),
         (to_unit("put", Put("none", NEW, {"reward": np.zeros(2, np.float32)}, 0)), ContractError, "no partition"),
@@ -291,7 +293,7 @@ def test_a_call_of_nothing_sensible_is_told_so_and_changes_nothing(
     garbled.cycle()
     before = garbled.partition.stats()
     with pytest.raises(error) as raised:
-        nonsense(garbled.partition, garbled.partition._plane)
+        nonsense(garbled.partition)
     assert said in str(raised.value)
     assert garbled.partition.stats() == before
     garbled.cycle()

@@ -18,13 +18,17 @@ lost and time ends leases. What is proven where, as far as a data plane can prov
     DORA-2         put = acknowledged + here + dropped + lost                 here (drain), e2e with kills
     DORA-11        short rows are not preferred                               test_plane_traffic.py
 
-A ledger that is written down and brought back belongs here as one more rule, after which everything below still holds.
+Now and then all services end and a snapshot is brought back: what was not acknowledged when it was taken is offered
+again, once to each consumer, nothing else is, and everything below still holds.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Collection, Sequence
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +40,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from headrace.contract import Array, Batch, Column
 from headrace.dataplane import PartitionSpec, Rows
 from headrace.errors import DeadlineError, LostRowsError, RunError
-from support.plane_model import COLUMNS, DUPLICATE, LATE, READS, STORED, UNKNOWN, Group, Held, Row, has, join, value
+from support.plane_model import (
+    ALL,
+    COLUMNS,
+    READS,
+    STORED,
+    WRITES,
+    Group,
+    Held,
+    Kept,
+    PlaneModel,
+    Row,
+    has,
+    join,
+    value,
+)
 from support.plane_world import World
 
 AT_ONCE = 1e-6
@@ -45,26 +63,39 @@ MANY_COLUMNS = [tuple(COLUMNS), tuple(COLUMNS), ("tokens", "reward"), ("tokens",
 """What is put at once; mostly what consumers can begin with."""
 STEPS = {
     "put": 2, "add": 2, "lease": 5, "get": 3, "acknowledge": 2, "release": 1, "extend": 1, "speak_late": 1,
-    "time_passes": 2, "drop": 1, "a_unit_joins": 1, "lose": 1, "drain": 1,
+    "time_passes": 2, "drop": 1, "a_unit_joins": 1, "lose": 1, "drain": 1, "snapshot": 1, "restore": 1,
 }  # fmt: skip
 """By how often they happen. They are one rule: of several, some would be left out of many a run."""
 SILENCE = 7
 """Seconds after which a unit that is gone is missed."""
 
 
-class PlaneMachine(RuleBasedStateMachine):
-    @initialize(group_size=st.integers(1, 3), own=st.booleans())
-    def begin(self, group_size: int, own: bool) -> None:
-        self.size = group_size
-        self.world = World(own=own)
+class PlaneMachine(PlaneModel, RuleBasedStateMachine):
+    @initialize(
+        group_size=st.integers(1, 3),
+        shards=st.sampled_from([1, 1, 2, 3]),
+        own=st.booleans(),
+        by_row=st.sets(st.sampled_from(["score", "look"])),
+        writes=st.sampled_from([{}, WRITES]),
+    )
+    def begin(
+        self, group_size: int, shards: int, own: bool, by_row: set[str], writes: dict[str, tuple[str, ...]]
+    ) -> None:
+        self.size, self.shards, self.by_row, self.writes = group_size, shards, by_row, writes
+        self.directory = tempfile.TemporaryDirectory()
+        self.file = Path(self.directory.name) / "snapshot"
+        self.snapshot_of: Kept | None = None
+        self.world = World(own=own and shards == 1, shards=shards)
         self.units = [self.world.unit() for _ in range(2)]
-        self.partition = self.world.plane().create(PartitionSpec("phase", COLUMNS, READS, group_size, "tokens"))
+        spec = PartitionSpec("phase", COLUMNS, READS, group_size, "tokens", writes, tuple(sorted(by_row)))
+        self.partition = self.world.plane().create(spec)
         self.groups: dict[int, Group] = {}
         self.leases: dict[int, Held] = {}
         self.ended: list[Rows] = []
         self.lost: list[int] = []
         self.acknowledged: Counter[tuple[str, int]] = Counter()
         self.serial = 0
+        self.attempts: Counter[tuple[str, int]] = Counter()
         self.put_groups(4, tuple(COLUMNS), 1)
 
     @property
@@ -122,25 +153,14 @@ class PlaneMachine(RuleBasedStateMachine):
         kept = self.groups[row // self.size].rows[row % self.size]
         for name, array in values.items():
             kept.values[name] = array
-            (kept.units[name],) = [unit for unit, storage in self.world.storages.items() if has(storage, row, name)]
+            kept.units[name] = self.unit_of(row, name)
+        self.finish(self.groups[row // self.size])
 
-    def expected_code(self, row: int, column: str) -> int:
-        group = self.groups.get(row // self.size)
-        if group is None:
-            return UNKNOWN
-        if group.gone:
-            return LATE
-        return DUPLICATE if column in group.rows[row % self.size].values else STORED
+    def unit_of(self, row: int, name: str) -> str:
+        (unit,) = [unit for unit, storage in self.world.storages.items() if has(storage, row, name)]
+        return unit
 
     # ------------------------------------------------------------ consumers
-
-    def ready(self, consumer: str, min_version: int = 0) -> list[int]:
-        return [
-            number
-            for number, group in self.groups.items()
-            if not group.gone and consumer not in group.held and consumer not in group.done
-            if all(set(READS[consumer]) <= row.values.keys() for row in group.rows) and group.version >= min_version
-        ]
 
     def lease(self, data: st.DataObject) -> None:
         consumer, count = data.draw(st.sampled_from(sorted(READS))), data.draw(st.integers(1, 6))
@@ -164,17 +184,16 @@ class PlaneMachine(RuleBasedStateMachine):
             assert len(ready) < at_least
             return
         assert len(ready) >= at_least
-        groups = rows.rows[:: self.size] // self.size
-        assert rows.rows.tolist() == [
-            number * self.size + member for number in groups.tolist() for member in range(self.size)
-        ], "whole groups"
-        given = groups.tolist()
+        given = self.ids(rows)
+        assert rows.rows.tolist() == self.rows_of(consumer, given), "whole groups"
+        assert rows.groups == len(given)
         assert set(given) <= set(ready), "complete, not held, not acknowledged, not too old"
         assert len(set(given)) == len(given) <= count
-        left = [self.groups[number].version for number in ready if number not in given]
-        assert not left or max(self.groups[number].version for number in given) <= min(left), "oldest version first"
+        versions = {id: self.place(consumer, id)[0].version for id in ready}
+        left = [version for id, version in versions.items() if id not in given]
+        assert not left or max(versions[id] for id in given) <= min(left), "oldest version first"
         tokens = sum(rows.tokens.tolist())
-        assert tokens == sum(len(row.values.get("tokens", ())) for number in given for row in self.groups[number].rows)
+        assert tokens == sum(len(self.row(row).values.get("tokens", ())) for row in rows.rows.tolist())
         assert len(given) == min(count, len(ready)) if not budget else tokens <= budget or len(given) == 1
         self.hold(rows, given, deadline)
 
@@ -185,8 +204,9 @@ class PlaneMachine(RuleBasedStateMachine):
         try:
             batch = self.partition.get(held.rows, columns, deadline=AT_ONCE)
         except LostRowsError:
-            rows = [row for number in held.groups for row in self.groups[number].rows]
-            assert any(row.units[column] not in self.world.storages for row in rows for column in columns)
+            rows = held.rows.rows.tolist()
+            gone = [self.row(row).units[column] not in self.world.storages for row in rows for column in columns]
+            assert any(gone) or any(self.groups[row // self.size].gone == "done" for row in rows)
             return
         self.check(batch, held.rows, columns)
 
@@ -223,13 +243,13 @@ class PlaneMachine(RuleBasedStateMachine):
     def end(self, lease: int, *, done: bool) -> None:
         held = self.leases.pop(lease)
         self.ended.append(held.rows)
-        for number in held.groups:
-            group = self.groups[number]
-            del group.held[held.rows.consumer]
+        for id in held.ids:
+            group, key = self.place(held.rows.consumer, id)
+            del group.held[key]
             if done and not group.gone:
-                self.acknowledged[held.rows.consumer, number] += 1
-                group.done.add(held.rows.consumer)
-                if group.done == READS.keys():
+                self.acknowledged[held.rows.consumer, id] += 1
+                group.done.add(key)
+                if len(group.done) == len(self.everybody):
                     group.gone = "done"
 
     # ------------------------------------------------------------ time, and what is given up
@@ -268,10 +288,33 @@ class PlaneMachine(RuleBasedStateMachine):
         ]
         for number in lost:
             self.groups[number].gone = "lost"
-        assert self.partition.lost() == self.lost + lost, "whoever comes new hears of all"
+        assert sorted(self.partition.lost()) == sorted(self.lost + lost), "whoever comes new hears of all"
         assert self.partition.lost() == []
         self.lost += lost
         self.partition = self.world.plane().partition("phase")
+
+    # ------------------------------------------------------------ snapshots
+
+    def snapshot(self, data: st.DataObject) -> None:
+        self.world.plane().snapshot(self.file)
+        self.snapshot_of = Kept(deepcopy(self.groups), list(self.lost), +self.acknowledged, +self.attempts)
+
+    def restore(self, data: st.DataObject) -> None:
+        """All services end, and others begin where the last snapshot was taken."""
+        if self.snapshot_of is None:
+            self.snapshot(data)
+        self.ended += [held.rows for held in self.leases.values()]
+        self.leases.clear()
+        self.world.close()
+        self.world = World(own=self.shards == 1 and data.draw(st.booleans()), shards=self.shards)
+        self.units = [self.world.unit() for _ in range(data.draw(st.integers(1, 3)))]
+        self.world.plane().restore(self.file)
+        self.partition = self.world.plane().partition("phase")
+        self.groups, self.lost, self.acknowledged, self.attempts = deepcopy(self.snapshot_of)
+        for number, group in self.groups.items():
+            group.held.clear()
+            for row, member in enumerate(group.rows, number * self.size):
+                member.units = {} if group.gone else {name: self.unit_of(row, name) for name in member.values}
 
     # ------------------------------------------------------------ always
 
@@ -283,12 +326,12 @@ class PlaneMachine(RuleBasedStateMachine):
         rows = [row for group in self.groups.values() if not group.gone for row in group.rows]
         assert stats.rows == sum(bool(row.values) for row in rows)
         assert stats.nbytes == sum(array.nbytes for row in rows for array in row.values.values())
-        assert stats.leases == len(self.leases)
+        assert stats.leases == sum(len(held.rows.parts) or 1 for held in self.leases.values())
         assert stats.ready == {consumer: len(self.ready(consumer)) for consumer in READS}
 
     @invariant()
     def units_keep_what_is_here_and_nothing_else(self) -> None:
-        """Of a group that was lost or dropped, what may still be read under a lease."""
+        """Of a group that was lost or dropped, also what may still be read under a lease."""
         if not hasattr(self, "groups"):
             return
         self.world.settle()
@@ -297,46 +340,39 @@ class PlaneMachine(RuleBasedStateMachine):
             assert all(has(storage, row, name) for row, name in here)
             assert storage.stats().nbytes == sum(self.value_of(row, name).nbytes for row, name in here)
 
-    def cells(self, unit: str) -> list[tuple[int, str]]:
-        return [
-            (number * self.size + member, name)
-            for number, group in self.groups.items()
-            if not group.gone or group.held
-            for member, row in enumerate(group.rows)
-            for name, at in row.units.items()
-            if at == unit
-        ]
-
-    def value_of(self, row: int, name: str) -> Array:
-        return self.groups[row // self.size].rows[row % self.size].values[name]
-
     def drain(self, data: st.DataObject) -> None:
-        """Each consumer has then acknowledged each complete group exactly once, unless the group was given up."""
+        """Each consumer has then acknowledged each complete group, or row, exactly once, unless the group was given up;
+        once at most, when it is done with what has a column."""
         for lease in sorted(self.leases):
             self.partition.release(self.leases[lease].rows)
             self.end(lease, done=False)
         for consumer in READS:
             while ready := self.ready(consumer):
                 rows = self.partition.lease(consumer, 5, at_least=1, deadline=AT_ONCE)
-                given = (rows.rows[:: self.size] // self.size).tolist()
+                given = self.ids(rows)
                 assert set(given) <= set(ready)
                 self.hold(rows, given, self.now)
                 self.partition.acknowledge(rows)
                 self.end(rows.lease, done=True)
         for number, group in self.groups.items():
-            for consumer, reads in READS.items():
-                whole = all(set(reads) <= row.values.keys() for row in group.rows)
-                once = self.acknowledged[consumer, number]
-                assert once == 1 if whole and group.gone in ("", "done") else once <= 1
+            for consumer, member in self.everybody:
+                once = self.acknowledged[consumer, number if member == ALL else number * self.size + member]
+                certain = group.complete(member, READS[consumer]) and consumer not in self.writes
+                assert once == 1 if certain and group.gone in ("", "done") else once <= 1
 
     def hold(self, rows: Rows, given: list[int], deadline: float) -> None:
-        for number in given:
-            self.groups[number].held[rows.consumer] = rows.lease
+        step = 1 if rows.consumer in self.by_row else self.size
+        for id, attempts in zip(given, rows.attempts[::step].tolist(), strict=True):
+            group, key = self.place(rows.consumer, id)
+            group.held[key] = rows.lease
+            self.attempts[rows.consumer, id] += 1
+            assert attempts == self.attempts[rows.consumer, id]
         self.leases[rows.lease] = Held(rows, given, deadline)
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
             self.world.close()
+            self.directory.cleanup()
 
 
 PlaneMachine.TestCase.settings = settings(

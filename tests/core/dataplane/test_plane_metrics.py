@@ -25,9 +25,10 @@ pytest.importorskip("prometheus_client", reason="the extra metrics is not instal
 SPEC = PartitionSpec(
     "phase",
     {"tokens": ColumnSchema("int32", ragged=True), "reward": ColumnSchema("float32")},
-    {"score": ("tokens",), "train": ("tokens", "reward")},
+    {"score": ("tokens",), "train": ("tokens", "reward"), "look": ("reward",)},
     2,
     "tokens",
+    by_row=("look",),
 )
 Samples = dict[tuple[str, ...], float]
 
@@ -89,6 +90,7 @@ def test_rows_bytes_leases_and_what_is_ready_are_those_of_the_ledger(scraped: Sc
     assert told["leases", "phase"] == 1
     assert (told["ready_groups", "score", "phase"], told["ready_groups", "train", "phase"]) == (3, 1)
     assert (told["ready_rows", "score", "phase"], told["ready_rows", "train", "phase"]) == (6, 2)
+    assert told["ready_groups", "look", "phase"] == told["ready_rows", "look", "phase"] == 4, "it works by row"
     assert (told["group_staleness", "phase", "0"], told["group_staleness", "phase", "2"]) == (2, 1)
     soon(lambda: scraped.scrape()["oldest_group_age_seconds", "phase"] > 0)
 

@@ -15,7 +15,7 @@ import pytest
 
 from headrace.dataplane import ColumnSchema, Partition, PartitionSpec
 from headrace.dataplane.messages import Granted, LeaseCall, Noted, Put
-from headrace.dataplane.partition import Waiting
+from headrace.dataplane.waiting import Waiting
 from headrace.errors import DeadlineError
 from headrace.wire import BlockingClient
 from support.data_plane import Services, soon

@@ -36,6 +36,46 @@ def test_a_row_is_given_before_others_of_its_group_are_there_and_up_to_a_budget_
     assert book.contents(rest)[0][0].tolist() == [2]
 
 
+def test_a_strict_budget_refuses_the_first_row_that_is_longer_and_leaves_it_untried() -> None:
+    book = ledger(1)
+    write(book, [0], "tokens", tokens=9)
+    assert book.lease("reference", 9, at_least=1, deadline=1.0, token_budget=8, strict=True) is None
+    lease = book.lease("reference", 9, at_least=1, deadline=1.0, token_budget=9, strict=True)
+    assert lease is not None
+    assert book.contents(lease)[0].tolist() == [[0], [9], [1]]
+
+
+def test_a_ledger_that_continues_another_offers_what_was_held_and_not_what_was_done() -> None:
+    book = ledger(3)
+    write(book, [0, 1, 2, 3, 4], "tokens")
+    held = book.lease("reference", 3, deadline=1.0)
+    assert held is not None
+    write(book, [0], "reference", tokens=0)
+    done = book.lease("advantage", 1, deadline=1.0)
+    assert done is not None
+    book.acknowledge(done.lease)
+    again = Ledger(group_size=2, columns=COLUMNS, consumers=READS, writes=WRITES, by_row=("reference",))
+    again.restore(book.state())
+    assert (again.buffered, again.nbytes, again.awaited) == (5, 0, 6)
+    assert [again.ready(consumer) for consumer in READS] == [{0: 4}, {0: 1}, {}]
+    for rows, column in (([0, 1, 2, 3, 4], "tokens"), ([0], "reference")):
+        assert not again.place(np.array(rows), (column,), nbytes=np.full(len(rows), 4), unit=1).any()
+    assert (again.nbytes, again.awaited) == (book.nbytes, 0)
+    lease = again.lease("reference", 4, deadline=1.0)
+    assert lease is not None
+    assert again.contents(lease)[0].tolist() == [[1, 2, 3, 4], [5, 5, 5, 5], [2, 2, 1, 1]]
+    assert again.open(0) == 3
+
+
+def test_what_everybody_is_done_with_is_no_part_of_a_state() -> None:
+    """Nobody would ever acknowledge it there."""
+    book = Ledger(group_size=1, columns=("x", "y"), consumers={"fill": ("x",)}, writes={"fill": ("y",)})
+    book.open_many(2, 0)
+    write(book, [0, 1], "x")
+    write(book, [0], "y")
+    assert book.state().groups.tolist() == [1]
+
+
 def test_what_a_lost_stage_had_written_is_not_given_out_again() -> None:
     book = ledger()
     write(book, [0, 1, 2, 3], "tokens")
@@ -80,7 +120,7 @@ def test_a_flow_goes_on_with_groups_that_still_lack_columns_and_counts_them_in_f
     again = Flow(policy=policy, batch_groups=1, group_size=2, columns=columns, state=state)
     assert again.view().in_flight == {0: 1}
     assert again.take_batch(now=0.0, ttl=1.0) is None
-    again.ledger.place(rows, ("tokens",), nbytes=nbytes, unit=1)
+    assert not again.ledger.place(rows, ("tokens",), nbytes=nbytes, unit=1).any()
     assert again.nbytes == 8, "of what comes back; what a stage had added it adds again"
     again.added(rows, ("reference",), nbytes=nbytes, unit=1)
     again.added(rows, ("weights",), nbytes=nbytes, unit=1)

@@ -20,7 +20,7 @@ from headrace.contract import StalenessPolicy
 from headrace.errors import StalenessError
 from headrace.flow import BatchLease, Flow
 from support.flow_instances import NAMES, Instances
-from support.flow_model import POLICIES, Node, Trajectory, most_in_flight
+from support.flow_model import POLICIES, Node, Trajectory, come_back, most_in_flight
 from support.profiles import machine
 
 LOOKAHEAD = 1.25
@@ -220,6 +220,7 @@ class FlowMachine(Instances, RuleBasedStateMachine):
             assert trajectory // self.group in state.unfinished
             del self.rows[trajectory]
         self.flow, self.first = self.new_flow(state=state), state.first_group
+        come_back(self.flow, self.rows)
         for forgotten in (self.nodes, self.draining, self.pins, self.refused):
             forgotten.clear()
         self.could_publish = False

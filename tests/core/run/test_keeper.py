@@ -37,7 +37,7 @@ class State(msgspec.Struct):
 
 
 def stored(*groups: int) -> FlowState:
-    kept = tuple(StoredGroup(group=g, version=3, oldest=3, tokens=(1, 1), nbytes=(1, 1)) for g in groups)
+    kept = tuple(StoredGroup(group=g, version=3, oldest=3, tokens=(1, 1)) for g in groups)
     return FlowState(version=3, next_group=9, stored=kept, unfinished=(), trained=0, dropped={})
 
 
@@ -120,11 +120,7 @@ class Run:
         self.did.append(("get", rows.tolist()))
         return batch(rows.tolist())
 
-    def returning(self, rows: list[int]) -> None:
-        self.did.append(("returning", rows))
-
-    async def put(self, partition: str, columns: Any, *, rows: np.ndarray, tags: Any) -> None:
-        assert columns["reward"] is tags["reward"]
+    async def put(self, partition: str, columns: Any, *, rows: np.ndarray) -> None:
         self.did.append(("put", rows.tolist()))
 
     async def save(self, path: Path, *, kind: str) -> None:
@@ -147,7 +143,7 @@ async def test_every_stored_row_is_kept_and_the_log_names_the_checkpoint_once_it
     assert run.did == [("get", [4, 5, 8, 9]), ("save", "resume"), "checkpoint_saved"]
     (name,) = names(run.directory.checkpoints)
     assert name == "version-00000003-event-00000017"
-    assert names(run.directory.checkpoints / name) == ["manifest.json", "rows-0.bin", "state.json", "trainer"]
+    assert names(run.directory.checkpoints / name) == ["manifest.json", "rows.bin", "state.json", "trainer"]
 
 
 async def test_many_rows_are_kept_in_parts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +172,8 @@ async def test_weights_rows_and_counters_come_back(run: Run, tmp_path: Path, mon
     await run.keeper.put_back(PhaseRun(0, phase, "", resumed), flow)
     assert run.did == [
         ("restore", str(tmp_path / "trainer")),
-        *(said for rows in ([4, 5], [8, 9]) for said in (("returning", rows), ("put", rows))),
+        ("put", [4, 5]),
+        ("put", [8, 9]),
     ]
     assert run.measured == {"prompts": 4, "samples": 8, "optimizer_steps": 2}
     assert run.evaluator.results == RESTORED.evaluations

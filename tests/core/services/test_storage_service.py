@@ -32,7 +32,7 @@ class Plane:
     def __init__(self, directory: Path) -> None:
         self.network = Network.create(str(directory), host=None)
         self.ledger = LedgerService(connect=self.network.client)
-        self.partition = PartitionLedger.make(SPEC, 0)
+        self.partition = PartitionLedger.make(SPEC, shard=0, number=0)
         self._server = self.network.server(self.ledger, name="controller")
         self._nodes: list[tuple[StorageService, Server]] = []
 

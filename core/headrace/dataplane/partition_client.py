@@ -1,0 +1,316 @@
+"""A partition as one thread sees it: put, lease, get, acknowledge, from code without an event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from time import monotonic
+
+import msgspec
+import numpy as np
+
+from headrace.contract import Array, Batch, Column, StorageStats
+from headrace.dataplane.connections import Connections
+from headrace.dataplane.gathering import join, parts
+from headrace.dataplane.messages import (
+    Described,
+    Fetch,
+    FirstBatch,
+    Granted,
+    Groups,
+    Holder,
+    LeaseCall,
+    LeaseRef,
+    LostCall,
+    Noted,
+    PartitionSpec,
+    PartitionStats,
+    Put,
+    Share,
+)
+from headrace.dataplane.shards import check_place
+from headrace.dataplane.shared import SHARED_BYTES, Reading, nbytes_of, put_shared
+from headrace.errors import DeadlineError, HeadraceError, LostRowsError
+from headrace.wire import BlockingClient
+
+DEADLINE = 60.0
+LEARN_SECONDS = 5.0
+"""After which a producer asks again where the storage units are, so that one that came later gets its share."""
+LEASE_SECONDS = 60.0
+GRACE = 10.0
+"""How much longer than the ledger a consumer waits for what the ledger decides."""
+
+
+class Rows(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """On lease. ``rows``: int64 [n], the oldest version first, whole groups unless the consumer works by row;
+    ``tokens``: int64 [n]; ``attempts``: int64
+    [n], how often each was leased by this consumer, this time included."""
+
+    lease: int
+    consumer: str
+    rows: Array
+    tokens: Array
+    attempts: Array
+    unit: int
+    """That has every column the consumer reads of every row; 0: ``units``, int16 [n, columns], says who has which."""
+    units: Array | None
+    groups: int
+    """Of the lease: of all ranks, where they share it; the number of rows, where the consumer works by row."""
+    share: Share | None
+    """Of which batch the rows are which rank's."""
+    parts: tuple[Rows, ...] = ()
+    """Where shards of the ledger gave them: what each did."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class Partition:
+    """A table of rows and columns. Every method waits at most ``deadline`` seconds, and raises DeadlineError then."""
+
+    def __init__(self, connections: Connections, name: str, shard: tuple[int, int] = (0, 1)) -> None:
+        self._connections = connections
+        self.name = name
+        described = self._describe()
+        check_place(described, *shard)
+        self.spec: PartitionSpec = described.spec
+        self._show(described.units)
+        self._turn = 0
+        self.told = 0
+        """Groups that :meth:`lost` has told of."""
+
+    @property
+    def ledger(self) -> BlockingClient:
+        """Of the partition's ledger."""
+        return self._connections.client()
+
+    def put(
+        self, columns: Mapping[str, Column], *, rows: Array | None = None, version: int = 0, deadline: float = DEADLINE
+    ) -> Array:
+        """Store columns of ``rows``, or of new rows, whose ids come back: whole groups, one after another, of policy
+        ``version``. Answered when the values are kept and consumers can have them. It waits while the unit is full.
+        ContractError when a column is not as the schema says."""
+        noted = self.try_put(columns, rows=rows, version=version, deadline=deadline)
+        return np.arange(noted.first, noted.first + len(next(iter(columns.values())))) if rows is None else rows
+
+    def try_put(
+        self, columns: Mapping[str, Column], *, rows: Array | None = None, version: int = 0, deadline: float = DEADLINE
+    ) -> Noted:
+        """:meth:`put` that also says which rows were not wanted: written before, given up, or never there."""
+        put = Put(self.name, rows, dict(columns), version)
+        number = self._next_unit()
+        try:
+            return self._put(number, put, deadline)
+        except DeadlineError:
+            self._learn()  # the next put need not meet it again, if it is gone
+            raise
+
+    def _put(self, number: int, put: Put, deadline: float) -> Noted:
+        unit = self._unit(number)
+        if nbytes_of(put.columns) >= SHARED_BYTES:
+            segments = self._connections.segments(number, self._units[number - 1], deadline=deadline)
+            noted = segments and put_shared(unit, segments, put, deadline=deadline)
+            if noted:
+                return noted
+        return unit.call("put", put, reply=Noted, deadline=deadline, awaiting="a storage unit to keep rows")
+
+    def _next_unit(self) -> int:
+        """Units in turn."""
+        if not self._there or monotonic() > self._learned + LEARN_SECONDS:
+            self._learn()
+        if not self._there:
+            raise DeadlineError("the data plane has no storage unit", fix="start one")
+        number = self._there[self._turn % len(self._there)]
+        self._turn += 1
+        return number
+
+    def lease(
+        self,
+        consumer: str,
+        groups: int,
+        *,
+        at_least: int | None = None,
+        token_budget: int = 0,
+        min_version: int = 0,
+        seconds: float = LEASE_SECONDS,
+        share: Share | None = None,
+        deadline: float = DEADLINE,
+    ) -> Rows:
+        """Up to ``groups`` groups, as soon as there are ``at_least`` (default: all of them), held for ``seconds``.
+        ``share``: a rank's part of a batch of so many groups, of which ranks get about equal numbers of tokens, each at
+        most ``token_budget``. It is the same however often and in whatever order ranks ask for theirs. RunError when
+        every rank has acknowledged it."""
+        enough = groups if at_least is None else at_least
+        call = LeaseCall(self.name, consumer, groups, enough, deadline, seconds, token_budget, min_version, share=share)
+        rows, _ = self._lease(call)
+        return rows
+
+    def take(
+        self,
+        consumer: str,
+        groups: int,
+        *,
+        columns: Sequence[str] | None = None,
+        at_least: int | None = None,
+        token_budget: int = 0,
+        min_version: int = 0,
+        seconds: float = LEASE_SECONDS,
+        share: Share | None = None,
+        deadline: float = DEADLINE,
+    ) -> tuple[Rows, Batch]:
+        """:meth:`lease` and :meth:`get`; in one word where the values are in the ledger's process. When the values
+        cannot be had the rows are given back, and what :meth:`get` raises is raised."""
+        enough = groups if at_least is None else at_least
+        wanted = tuple(self.spec.consumers.get(consumer, ()) if columns is None else columns)
+        call = LeaseCall(
+            self.name, consumer, groups, enough, deadline, seconds, token_budget, min_version, wanted, share
+        )
+        rows, batch = self._lease(call)
+        if batch is not None:
+            return rows, batch
+        try:
+            return rows, self.get(rows, wanted, deadline=deadline)
+        except BaseException:  # nobody else could know of the lease; raised again
+            with suppress(HeadraceError):  # what was wrong may be wrong with the ledger too
+                self.release(rows)
+            raise
+
+    def _lease(self, call: LeaseCall) -> tuple[Rows, Batch | None]:
+        granted = self.ledger.call(
+            "lease",
+            call,
+            reply=Granted,
+            deadline=call.wait + GRACE,
+            awaiting=f"{call.at_least} groups for {call.consumer}",
+        )
+        ids, tokens, attempts = granted.rows
+        rows = Rows(
+            lease=granted.lease,
+            consumer=call.consumer,
+            rows=ids,
+            tokens=tokens,
+            attempts=attempts,
+            unit=granted.unit,
+            units=granted.units,
+            groups=granted.shared or len(ids) // (1 if call.consumer in self.spec.by_row else self.spec.group_size),
+            share=call.share,
+        )
+        return rows, None if granted.values is None else Batch(rows=ids, columns=granted.values)
+
+    def get(self, held: Rows, columns: Sequence[str] | None = None, *, deadline: float = DEADLINE) -> Batch:
+        """Values of leased rows: ``columns``, by default all that the consumer reads. LostRowsError when a unit has
+        lost them. Arrays may be read-only views of memory that the unit shares; they are valid until the rows are
+        acknowledged or released, or the lease expires."""
+        reads = self.spec.consumers[held.consumer]
+        wanted = tuple(reads if columns is None else columns)
+        if held.units is None:
+            return self._fetch(held.unit, held.rows, wanted, deadline)
+        return self._gather(held.rows, wanted, held.units[:, [reads.index(column) for column in wanted]], deadline)
+
+    def _fetch(self, unit: int, rows: Array, columns: tuple[str, ...], deadline: float) -> Batch:
+        reading = self._ask(unit, rows, columns, deadline)
+        with self._noticing(unit):
+            return reading.batch()
+
+    def _ask(self, unit: int, rows: Array, columns: tuple[str, ...], deadline: float) -> Reading:
+        client = self._unit(unit)
+        with self._noticing(unit):
+            segments = self._connections.segments(unit, self._units[unit - 1], deadline=deadline)
+            return Reading(client, segments, Fetch(rows, columns, self.name), deadline=deadline)
+
+    @contextmanager
+    def _noticing(self, unit: int) -> Iterator[None]:
+        """When a unit that does not answer is gone."""
+        try:
+            yield
+        except DeadlineError as error:
+            self._learn()
+            if self._units[unit - 1]:
+                raise
+            raise LostRowsError("a storage unit is gone, and the rows that it kept") from error
+
+    def _gather(self, rows: Array, columns: tuple[str, ...], units: Array, deadline: float) -> Batch:
+        """From several units at once."""
+        asked = [(part, self._ask(part.unit, rows[part.at], part.columns, deadline)) for part in parts(units, columns)]
+        found = []
+        for part, reading in asked:
+            with self._noticing(part.unit):
+                found.append((part, reading.batch()))
+        return join(rows, columns, found)
+
+    def acknowledge(self, held: Rows, *, deadline: float = DEADLINE) -> None:
+        """The consumer is done with the rows. RunError when the lease ended before: others have, or get, them. Where
+        ranks share a batch it is acknowledged when each of them has said so."""
+        self._tell("acknowledge", LeaseRef(self.name, held.lease, holder=_holder(held)), deadline)
+
+    def release(self, held: Rows, *, deadline: float = DEADLINE) -> None:
+        """Give the rows back, to be leased again; where ranks share a batch, those of all."""
+        self._tell("release", LeaseRef(self.name, held.lease), deadline)
+
+    def extend(self, held: Rows, seconds: float = LEASE_SECONDS, *, deadline: float = DEADLINE) -> None:
+        """Hold on to the rows for ``seconds`` from now. A batch that ranks share is held as long as each of them does
+        that has asked for a share and not acknowledged it."""
+        self._tell("extend", LeaseRef(self.name, held.lease, seconds, _holder(held)), deadline)
+
+    def first_batch(self, consumer: str, *, deadline: float = DEADLINE) -> int:
+        """Where ranks that share a consumer's batches begin, or go on: with the first that not every one of them has
+        acknowledged."""
+        which = FirstBatch(self.name, consumer)
+        return self.ledger.call(
+            "first_batch", which, reply=int, deadline=deadline, awaiting="the ledger to say where to begin"
+        )
+
+    def drop(self, groups: Sequence[int], *, deadline: float = DEADLINE) -> None:
+        """Give whole groups up: no consumer gets them any more. Who holds them may read them until the lease ends."""
+        self._tell("drop", Groups(self.name, list(groups)), deadline)
+
+    def lost(self, *, wait: float = 0.0, deadline: float = DEADLINE) -> list[int]:
+        """Groups whose values went with a storage unit and that this object has not told of; waits up to ``wait``
+        seconds for some. No consumer gets them any more: make them anew. A new object begins with the first that ever
+        was lost: whoever takes another's place hears what that one had heard."""
+        call = LostCall(self.name, wait, self.told)
+        lost = self.ledger.call("lost", call, reply=list[int], deadline=deadline + wait, awaiting="news of lost rows")
+        self.told += len(lost)
+        return lost
+
+    def stats(self, *, deadline: float = DEADLINE) -> PartitionStats:
+        """Rows, bytes, leases, what is ready and who waits."""
+        return self.ledger.call(
+            "stats", self.name, reply=PartitionStats, deadline=deadline, awaiting="the ledger's figures"
+        )
+
+    def unit_stats(self, *, deadline: float = DEADLINE) -> list[StorageStats]:
+        """Rows and bytes that each unit holds, of all partitions."""
+        self._learn()
+        return [
+            self._unit(number).call("unit_stats", reply=StorageStats, deadline=deadline, awaiting="a unit's figures")
+            for number, address in enumerate(self._units, 1)
+            if address
+        ]
+
+    def _tell(self, method: str, request: object, deadline: float) -> None:
+        self.ledger.call(method, request, deadline=deadline, awaiting="the ledger")
+
+    def _learn(self) -> None:
+        """Where the units are."""
+        self._show(self._describe().units)
+
+    def _show(self, units: list[str]) -> None:
+        self._units, self._learned = units, monotonic()
+        self._there = [number for number, address in enumerate(units, 1) if address]
+
+    def _describe(self) -> Described:
+        return self.ledger.call(
+            "describe", self.name, reply=Described, deadline=DEADLINE, awaiting="the description of a partition"
+        )
+
+    def _unit(self, number: int) -> BlockingClient:
+        if number > len(self._units):
+            self._learn()
+        if not self._units[number - 1]:
+            raise LostRowsError("a storage unit is gone, and the rows that it kept")
+        return self._connections.client(self._units[number - 1])
+
+
+def _holder(held: Rows) -> Holder | None:
+    return None if held.share is None else Holder(held.consumer, held.share.rank)
