@@ -296,7 +296,7 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring, KVMigration):
             versions=tuple(sorted(self._live)),
             running=running,
             waiting=len(self._open) - running,
-            kv_used=status.running / self._options.slots,
+            kv_used=status.kv_used,
             generated_tokens=status.generated_tokens,
             prefilled_tokens=status.prefilled_tokens,
             digests={version: digest for version, digest in self._live.items() if digest is not None},

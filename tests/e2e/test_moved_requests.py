@@ -119,7 +119,7 @@ async def test_DORA8_a_request_that_moved_to_another_process_equals_one_that_did
     answer = source.submit("generate", asking("moved"), reply=Generated, deadline=DEADLINE)
     while (await health(source)).generated_tokens < TOKENS + TOKENS // 10:
         assert not answer.done()
-    call = MoveCall(trajectory=5, version=BASE_VERSION, target=home)
+    call = MoveCall(trajectory=5, attempt=0, version=BASE_VERSION, target=home)
     moved = await source.call("move", call, reply=Moved, deadline=DEADLINE)
     assert len(PROMPT) + TOKENS // 10 <= moved.tokens < len(PROMPT) + TOKENS, "it was in the middle of its answer"
     assert (await answer).carried

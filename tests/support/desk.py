@@ -128,7 +128,7 @@ class Desk:
     ) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.peers: dict[str, Peer] = {}
-        self.at_once = {"retire_version"}
+        self.at_once = {"retire_version", "instance_lost"}
         self.failures: list[BaseException] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.fleet = Fleet(emit=self.emit, spawn=self.spawn, connect=self.connect, temperature=1.0, tolerance=1.0)  # type: ignore[arg-type]  # calls only
@@ -163,7 +163,7 @@ class Desk:
     def join(self, name: str, *, start: int = 0, live_versions: int = 2) -> Peer:
         """An instance serves."""
         address = f"{name}.{start}"
-        self.fleet.join(name, address, slots=8, live_versions=live_versions)
+        self.fleet.join(name, address, slots=8, live_versions=live_versions, migrates=True)
         return self.peers[address]
 
     def emit(self, kind: str, **fields: Any) -> None:

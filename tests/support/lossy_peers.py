@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.errors import WireError
+from headrace.errors import EngineError, HeadraceError, WireError
 from headrace.services.messages import Placement, VersionCall, WorkItem
+from headrace.services.request_messages import MoveCall, Moved
 from support.desk import Peer, loaded
 
 
@@ -20,12 +22,24 @@ class Play:
     done: set[int] = field(default_factory=set)
 
 
+@dataclass(eq=False)
+class Sending:
+    """A move that an instance was asked for. ``outcome``: what it will answer, once it has sent the trajectory."""
+
+    call: MoveCall
+    answer: asyncio.Future[Moved]
+    outcome: Moved | HeadraceError | None = None
+
+
 class InstancePeer(Peer):
-    """An instance: loads when the world says so, retires at once."""
+    """An instance: loads and moves when the world says so, retires at once."""
 
     def __init__(self, address: str, *, live_versions: int) -> None:
         super().__init__(address)
         self.serves: set[int] = set()
+        self.guests: set[tuple[int, int]] = set()
+        """Trajectories that came from elsewhere, with their tries: their version stays until they are done."""
+        self.sendings: list[Sending] = []
         self._live_versions = live_versions
 
     async def call(self, method: str, request: Any = None, **told: Any) -> Any:
@@ -33,7 +47,40 @@ class InstancePeer(Peer):
             assert isinstance(request, VersionCall)
             self.serves.discard(request.version)
             return None
+        if method == "instance_lost" and not self.closed:
+            return None
+        if method == "move" and not self.closed:
+            self.sendings.append(Sending(request, asyncio.get_running_loop().create_future()))
+            return await self.sendings[-1].answer
         return await super().call(method, request, **told)
+
+    def send(self, sending: Sending, peers: Mapping[str, Any]) -> None:
+        """A trajectory goes on at the target, if that is there and has its version; the controller hears later."""
+        call, sending.outcome = sending.call, Moved()
+        target = peers[call.target]
+        if target.closed or call.version not in target.serves:
+            sending.outcome = EngineError(f"version {call.version} is not served")
+            return
+        self.guests.discard((call.trajectory, call.attempt))
+        for play in [play for peer in peers.values() if isinstance(peer, Worker) for play in peer.plays]:
+            if play.places.get(call.trajectory) == (self.address, call.attempt):
+                play.places[call.trajectory] = (target.address, call.attempt)
+                target.guests.add((call.trajectory, call.attempt))
+                sending.outcome = Moved(tokens=3, nbytes=12)
+
+    def reply(self, sending: Sending) -> None:
+        """What became of a move arrives."""
+        self.sendings.remove(sending)
+        if isinstance(sending.outcome, Moved):
+            sending.answer.set_result(sending.outcome)
+        elif sending.outcome is not None:
+            sending.answer.set_exception(sending.outcome)
+
+    async def close(self) -> None:
+        for sending in self.sendings:
+            sending.answer.set_exception(WireError(f"the client of {self.address} was closed during the call"))
+        self.sendings.clear()
+        await super().close()
 
     def load(self, *, live: set[int]) -> None:
         """The oldest version asked for arrives, unless the trainer has retired it."""

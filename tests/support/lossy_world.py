@@ -126,7 +126,7 @@ class World(Launches):
     # ------------------------------------------------------------ what recovery works on
 
     def join(self, name: str, address: str) -> None:
-        self.fleet.join(name, address, slots=3, live_versions=self._live_versions[name])
+        self.fleet.join(name, address, slots=3, live_versions=self._live_versions[name], migrates=True)
 
     def fail(self, error: BaseException) -> None:
         raise AssertionError("the run fails") from error
@@ -215,6 +215,12 @@ class World(Launches):
             if name in self.up and (peer := self._peer(name)).waits("load_version"):
                 yield lambda peer=peer: peer.load(live=self.live)
         for peer in list(self.peers.values()):
+            if isinstance(peer, InstancePeer):
+                for sending in peer.sendings:
+                    if sending.outcome is None:
+                        yield lambda peer=peer, sending=sending: peer.send(sending, self.peers)
+                    else:
+                        yield lambda peer=peer, sending=sending: peer.reply(sending)
             if isinstance(peer, Worker):
                 if peer.mail:
                     yield lambda peer=peer: self._deliver(peer)
@@ -278,7 +284,7 @@ class World(Launches):
             )
             play.places[trajectory] = placing = asyncio.ensure_future(self.controller.place(call))
             placing.add_done_callback(lambda done: done.cancelled() or done.exception())  # its worker may be lost
-        elif item.version in self.peers[place[0]].serves:
+        elif item.version in self.peers[place[0]].serves or (trajectory, place[1]) in self.peers[place[0]].guests:
             play.done.add(trajectory)
             worker.mail.append(finished(item, trajectory))
         else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +41,26 @@ class RunFiles:
                     log.write(record)
         (directory / "job.json").write_text(json.dumps(self.job, indent=2))
         return directory
+
+
+def learning(skill: float, staleness: int, noise: Callable[[], float]) -> dict[str, float]:
+    """What a batch of generated rows measures; ``noise`` is 0 to 1."""
+    return {
+        "reward/mean": min(1.0, skill + 0.06 * (noise() - 0.5)),
+        "reward/std": math.sqrt(skill * (1 - skill)),
+        "groups/all_right_share": skill**2,
+        "groups/all_wrong_share": (1 - skill) ** 2,
+        "policy/entropy": 0.9 - 0.6 * skill + 0.03 * noise(),
+        "policy/clip_share_high": 0.02 * noise(),
+        "mismatch/abs_logprob_diff_mean": 0.002 + 0.006 * staleness + 0.001 * noise(),
+        "mismatch/abs_logprob_diff_max": 0.05 + 0.2 * noise(),
+    }
+
+
+def samples(skill: float) -> list[dict[str, Any]]:
+    """Held-out answers."""
+    made = []
+    for index, word in enumerate(("dbca", "hgea", "fedb", "cabh", "bdac", "gfeh", "ehab", "acgd")):
+        answer = "".join(sorted(word)) if index / 8 < skill else word
+        made.append({"prompt": f"sort {word} =", "answer": answer, "reward": float(answer != word)})
+    return made

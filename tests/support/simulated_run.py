@@ -10,7 +10,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from support.run_files import REINFORCE, START, WARM_UP, RunFiles
+from support.run_files import REINFORCE, START, WARM_UP, RunFiles, learning, samples
+
+MOVES = 10
+"""Every so many-th trajectory moves in the middle of its answer, if it can."""
 
 
 class Try(NamedTuple):
@@ -209,6 +212,18 @@ class Simulation(RunFiles):
             self._start(member, group, other, version, attempt + 1)
             self._generate(member, group, other, version, unfinished, attempt=attempt + 1)
 
+        def go_on_elsewhere() -> None:
+            nonlocal name, this
+            other = next(n for n in self._free if n != name)
+            if self._playing.get(member) is not this or self._served[other] != version:
+                return
+            self._free[name] += 1
+            self._free[other] -= 1
+            told = {"source": name, "target": other, "attempt": attempt, "prefilled_tokens": 0, "nbytes": 4096}
+            self._emit("trajectory_moved", trajectory=member, group=group, version=version, tokens=14, **told)
+            name = other
+            this = self._playing[member] = this._replace(instance=other)
+
         def finished() -> None:
             if self._playing.get(member) is not this:
                 return
@@ -226,6 +241,8 @@ class Simulation(RunFiles):
             self._pump()
 
         this = self._playing[member] = Try(name, version, group, attempt, move)
+        if member % MOVES == 0:
+            self._at(tokens * 0.01, go_on_elsewhere)
         self._at(tokens * (0.02 + 0.004 * self._random.random()), finished)
 
     def _start(self, member: int, group: int, name: str, version: int, attempt: int) -> None:
@@ -337,16 +354,7 @@ class Simulation(RunFiles):
             "staleness/max": max(staleness),
         }
         if self._rollout:
-            record |= {
-                "reward/mean": min(1.0, skill + 0.06 * (noise() - 0.5)),
-                "reward/std": math.sqrt(skill * (1 - skill)),
-                "groups/all_right_share": skill**2,
-                "groups/all_wrong_share": (1 - skill) ** 2,
-                "policy/entropy": 0.9 - 0.6 * skill + 0.03 * noise(),
-                "policy/clip_share_high": 0.02 * noise(),
-                "mismatch/abs_logprob_diff_mean": 0.002 + 0.006 * staleness[0] + 0.001 * noise(),
-                "mismatch/abs_logprob_diff_max": 0.05 + 0.2 * noise(),
-            }
+            record |= learning(skill, staleness[0], noise)
         self._tokens = 0
         self.metrics.append(record)
 
@@ -361,7 +369,7 @@ class Simulation(RunFiles):
             self._evaluating.discard(version)
             skill = self._skill(version)
             for mode in ("greedy", "sampled"):
-                self.evaluations.append({"version": version, "mode": mode, "samples": self._samples(skill)})
+                self.evaluations.append({"version": version, "mode": mode, "samples": samples(skill)})
             self._emit(
                 "evaluation_finished",
                 version=version,
@@ -376,13 +384,6 @@ class Simulation(RunFiles):
             self._retire()
 
         self._at(0.4, finished)
-
-    def _samples(self, skill: float) -> list[dict[str, Any]]:
-        samples = []
-        for index, word in enumerate(("dbca", "hgea", "fedb", "cabh", "bdac", "gfeh", "ehab", "acgd")):
-            answer = "".join(sorted(word)) if index / 8 < skill else word
-            samples.append({"prompt": f"sort {word} =", "answer": answer, "reward": float(answer != word)})
-        return samples
 
     def _finish(self) -> None:
         while self._evaluating:

@@ -54,6 +54,11 @@ class VersionBatch:
         """Sequences being decoded."""
         return self._rows.count
 
+    @property
+    def cached_tokens(self) -> int:
+        """Those whose keys and values are kept."""
+        return int(self._rows.position[: self._rows.count].sum())
+
     def step(self, joining: Sequence[RequestState]) -> list[GenerationOutput]:
         """Admit ``joining`` and sample one token for every sequence. Outputs of those that stream or end."""
         self._append([state for state in joining if state.kv])

@@ -39,6 +39,12 @@ class Scheduler:
         return sum(batch.running for batch in self._batches.values())
 
     @property
+    def kv_used(self) -> float:
+        """Share of what all slots hold at full length: slots that are all busy are not short of memory."""
+        cached = sum(batch.cached_tokens for batch in self._batches.values())
+        return cached / (self._slots * self._max_length)
+
+    @property
     def prefilled_tokens(self) -> int:
         """Since the start: see :class:`~headrace.contract.generation.EngineHealth`."""
         return self._retired_prefilled + sum(batch.prefilled_tokens for batch in self._batches.values())

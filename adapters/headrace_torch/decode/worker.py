@@ -24,6 +24,7 @@ class DecodeStatus:
     """The worker's state after its latest step."""
 
     running: int = 0
+    kv_used: float = 0.0
     generated_tokens: int = 0
     prefilled_tokens: int = 0
 
@@ -89,6 +90,7 @@ class DecodeWorker:
         scheduler = self._scheduler
         self.status = DecodeStatus(
             running=scheduler.running,
+            kv_used=scheduler.kv_used,
             generated_tokens=scheduler.generated_tokens,
             prefilled_tokens=scheduler.prefilled_tokens,
         )

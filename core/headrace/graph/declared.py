@@ -35,8 +35,8 @@ def engine_capabilities(spec: PluginSpec) -> InferenceCapabilities | TrainingCap
     return cls.capabilities(settings_of(cls, spec.settings, origin=spec.origin))
 
 
-def engine_capacity(spec: PluginSpec) -> tuple[int, int]:
-    """(requests, live versions) an instance of this engine takes at a time."""
+def rollout_capabilities(spec: PluginSpec) -> InferenceCapabilities:
+    """What an inference engine can do with its settings."""
     found = engine_capabilities(spec)
     assert isinstance(found, InferenceCapabilities)
-    return found.slots, found.live_versions
+    return found

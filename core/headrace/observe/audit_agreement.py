@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from headrace.observe.audit_findings import Findings
-from headrace.observe.events import InstanceVersion, NodeStarted, Resumed, SelfCheck, TrajectoryStarted
+from headrace.observe.events import (
+    InstanceVersion,
+    NodeStarted,
+    Resumed,
+    SelfCheck,
+    TrajectoryMoved,
+    TrajectoryStarted,
+)
 
 
 class AgreementChecker:
@@ -31,7 +38,7 @@ class AgreementChecker:
         self._last: SelfCheck | None = None
         self._scores = False
         """Whether a check was made while a version was loaded."""
-        self._unchecked: list[TrajectoryStarted] = []
+        self._unchecked: list[tuple[str, TrajectoryStarted | TrajectoryMoved]] = []
         """The first of each late process that had no check."""
 
     def self_checked(self, event: SelfCheck) -> None:
@@ -76,27 +83,34 @@ class AgreementChecker:
 
     def trajectory_started(self, event: TrajectoryStarted) -> None:
         """The first one of a process; a demonstration has no instance."""
-        name = event.instance
-        if not name or name in self._working:
+        if event.instance:
+            self._gets(event.instance, event)
+
+    def trajectory_moved(self, event: TrajectoryMoved) -> None:
+        """It is the target's as well."""
+        self._gets(event.target, event)
+
+    def _gets(self, name: str, event: TrajectoryStarted | TrajectoryMoved) -> None:
+        if name in self._working:
             return
         self._working.add(name)
         if name in self._late and name not in self._agreed:
-            self._unchecked.append(event)
+            self._unchecked.append((name, event))
         else:
-            self._check_first(event, name in self._agreed)
+            self._check_first(name, event, name in self._agreed)
 
     def ended(self) -> None:
         """After the last event of the log."""
         if self._scores:
-            for event in self._unchecked:
-                self._check_first(event, False)
+            for name, event in self._unchecked:
+                self._check_first(name, event, False)
 
-    def _check_first(self, event: TrajectoryStarted, agreed: bool) -> None:
+    def _check_first(self, name: str, event: TrajectoryStarted | TrajectoryMoved, agreed: bool) -> None:
         self._check(
             agreed,
             "agreement",
             event.seq,
-            "trajectory {} started on {!r}, whose process had passed no self-check",
+            "trajectory {} goes on on {!r}, whose process had passed no self-check",
             event.trajectory,
-            event.instance,
+            name,
         )

@@ -23,6 +23,7 @@ Rule = Literal[
     "agreement",
     "window",
     "drained",
+    "moves",
     "evaluation",
     "resume",
 ]
@@ -43,6 +44,7 @@ RULES: Mapping[Rule, str] = MappingProxyType(
         "agreement": "trainer and instances agree on the same tokens",
         "window": "at most max_staleness + 1 versions are in flight",
         "drained": "an instance that leaves has nothing left to do",
+        "moves": "moved between instances that serve its version",
         "evaluation": "held-out answers are of the version asked for",
         "resume": "goes on from what was saved, with all that was live",
     }

@@ -113,6 +113,9 @@ def _books(summary: Mapping[str, Any]) -> Iterator[str]:
     )
     if summary["scored"]:
         yield f"mean reward of all {summary['scored']:,} scored sampled trajectories: {summary['mean_reward']:.4g}"
+    if summary["moves"]:
+        again = summary["prefilled_again"]
+        yield f"moves {summary['moves']:,} · tokens prefilled again {again:,}"
     if summary["self_check"] is not None:
         yield f"self-check: trainer and instances differ by at most {summary['self_check']:.2e} in log-prob"
 

@@ -13,6 +13,7 @@ from headrace.observe.events import (
     StageFinished,
     TrajectoryFailed,
     TrajectoryFinished,
+    TrajectoryMoved,
     TrajectoryScored,
     TrajectoryStarted,
 )
@@ -32,6 +33,9 @@ class TrajectoryChecker:
         """Of all scored sampled trajectories, trained or not."""
         self.late = 0
         """Reports about trajectories that had been dropped."""
+        self.moves = 0
+        self.prefilled_again = 0
+        """Tokens whose keys and values a target of a move computed again."""
 
     @property
     def mean_reward(self) -> float | None:
@@ -88,6 +92,54 @@ class TrajectoryChecker:
         if found.finished:
             self._groups.unfinish(found)
         found.attempt, found.instance, found.running = event.attempt, event.instance, True
+
+    def trajectory_moved(self, event: TrajectoryMoved) -> None:
+        """Under its version, from where it was to another instance that serves that. Of a trajectory that is done, and
+        of a try that has failed, the news may be late."""
+        self.moves += 1
+        self.prefilled_again += event.prefilled_tokens
+        found = self._groups.live.get(event.trajectory)
+        known = found is not None or event.trajectory in self._groups.fates
+        self._check(known, "conservation", event.seq, "trajectory {} moved, but never was", event.trajectory)
+        self._check(
+            event.source != event.target
+            and self._versions.serves(event.source, event.version)
+            and self._versions.serves(event.target, event.version),
+            "moves",
+            event.seq,
+            "trajectory {} moved from {!r} to {!r} under version {}, which not both had committed",
+            event.trajectory,
+            event.source,
+            event.target,
+            event.version,
+        )
+        if found is None:
+            return
+        self._check(
+            event.version == found.group.version and event.group == found.group.id,
+            "one_version",
+            event.seq,
+            "trajectory {} moved as one of group {} under version {}, its ticket is group {}, version {}",
+            event.trajectory,
+            event.group,
+            event.version,
+            found.group.id,
+            found.group.version,
+        )
+        if found.finished or event.attempt < found.attempt:
+            return
+        self._check(
+            event.source == found.instance and event.attempt == found.attempt,
+            "moves",
+            event.seq,
+            "trajectory {} moved from {!r} in attempt {}; the log has it on {!r}, attempt {}",
+            event.trajectory,
+            event.source,
+            event.attempt,
+            found.instance,
+            found.attempt,
+        )
+        found.instance = event.target
 
     def trajectory_finished(self, event: TrajectoryFinished) -> None:
         """Once per try, where it was running, with tokens of one version."""

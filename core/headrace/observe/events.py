@@ -138,6 +138,24 @@ class TrajectoryStarted(Event, frozen=True, kw_only=True):
     attempt: int
 
 
+class TrajectoryMoved(Event, frozen=True, kw_only=True):
+    """A trajectory goes on on another instance. What is told late names a trajectory that has finished by then, as one
+    of ``source``, or a try that has failed."""
+
+    trajectory: int
+    group: int
+    version: int
+    source: str
+    target: str
+    attempt: int
+    tokens: int
+    """Of prompt and answer so far, of the request that it was waiting for; 0 for none."""
+    prefilled_tokens: int
+    """Of those, computed again at the target."""
+    nbytes: int
+    """Keys and values that travelled."""
+
+
 class TrajectoryFinished(Event, frozen=True, kw_only=True):
     """A trajectory has all its tokens."""
 
@@ -313,6 +331,7 @@ AnyEvent = (
     | VersionRetired
     | GroupDispatched
     | TrajectoryStarted
+    | TrajectoryMoved
     | TrajectoryFinished
     | TrajectoryFailed
     | TrajectoryScored

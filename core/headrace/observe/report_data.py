@@ -27,6 +27,7 @@ from headrace.observe.events import (
     RunStarted,
     StageFinished,
     TrajectoryFinished,
+    TrajectoryMoved,
     VersionPublished,
     read_events,
 )
@@ -156,6 +157,8 @@ class _Reading:
         """Row → trajectory, of rows that are not trained."""
         self._running: set[str] = set()
         """Rollout nodes that have a process."""
+        self._away: defaultdict[int, list[tuple[str, float]]] = defaultdict(list)
+        """Trajectory → the instances that it moved away from, and when."""
         self._generating: defaultdict[tuple[str, int], list[Interval]] = defaultdict(list)
 
     def read(self, run_dir: Path) -> None:
@@ -168,6 +171,7 @@ class _Reading:
             NodeStopped: self._node_stopped,
             Resumed: self._resumed,
             VersionPublished: self._published,
+            TrajectoryMoved: self._moved,
             TrajectoryFinished: self._finished,
             RowStored: self._stored,
             StageFinished: self._staged,
@@ -224,15 +228,22 @@ class _Reading:
     def _published(self, event: VersionPublished) -> None:
         self._data.published.append((event.version, self._data.since_start(event.time)))
 
+    def _moved(self, event: TrajectoryMoved) -> None:
+        if event.trajectory not in self._lengths:
+            self._away[event.trajectory].append((event.source, event.time))
+
     def _finished(self, event: TrajectoryFinished) -> None:
         data = self._data
         if not event.spans:
             return
-        span = Interval(data.since_start(event.started), data.since_start(event.finished))
-        spans = self._generating[event.instance, event.spans[0][0]]
-        spans.append(span)
-        if len(spans) > MERGE_AT:
-            spans[:] = merge(spans, gap=0.0)
+        began = data.since_start(event.started)
+        for instance, at in [*self._away.pop(event.trajectory, []), (event.instance, event.finished)]:
+            until = data.since_start(at)
+            spans = self._generating[instance, event.spans[0][0]]
+            spans.append(Interval(min(began, until), until))
+            if len(spans) > MERGE_AT:
+                spans[:] = merge(spans, gap=0.0)
+            began = until
         data.generated_lengths[event.response_tokens] += 1
         data.truncated += event.finish_reason == "length"
         self._lengths[event.trajectory] = event.response_tokens

@@ -69,6 +69,8 @@ def _tiles(data: RunData, result: AuditResult) -> Iterator[tuple[str, str]]:
         mean = sum(step * count for step, count in counts.items()) / sum(counts.values())
         bound = max(p.max_staleness for p in data.phases if p.rollout)
         yield "staleness, mean", f"{mean:.2f} <small>max {max(counts)} of {bound}</small>"
+    if moves := result.summary["moves"]:
+        yield "moved while generating", f"{moves:,} <small>{result.summary['prefilled_again']:,} tokens again</small>"
     if data.idle_share is not None:
         yield "trainer idle", f"{data.idle_share:.0%}"
 

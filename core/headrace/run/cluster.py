@@ -15,7 +15,7 @@ from headrace.dataplane import AsyncPlane, LedgerService
 from headrace.dataplane.metrics import data_plane_metrics
 from headrace.errors import RunError
 from headrace.flow.autoscale import Autoscaler
-from headrace.graph.declared import engine_capacity
+from headrace.graph.declared import rollout_capabilities
 from headrace.observe.exposition import MetricsPage
 from headrace.registry import build
 from headrace.run.autoscaling import Autoscaling
@@ -138,6 +138,7 @@ class Cluster:
             watching = Autoscaling(policy, self.fleet, self.scaling, notice=self._notice)
             self.spawn(watching.watch(), "autoscale")
         offer(self._directory, Access(controller=address, network=self._network))
+        self.spawn(self.fleet.rebalance_regularly(), "rebalance")
 
     async def _launch_units(self) -> None:
         for number in range(self._job.storage.units):
@@ -276,8 +277,8 @@ class Cluster:
 
     def join(self, name: str, address: str) -> None:
         """A rollout node serves."""
-        slots, live = engine_capacity(self._job.rollout.spec)
-        self.fleet.join(name, address, slots=slots, live_versions=live)
+        able = rollout_capabilities(self._job.rollout.spec)
+        self.fleet.join(name, address, slots=able.slots, live_versions=able.live_versions, migrates=able.kv_migration)
 
     # ------------------------------------------------------------ life and end
 

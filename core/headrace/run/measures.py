@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from headrace.config import Phase
 from headrace.flow import BatchLease, Flow
-from headrace.services.controller import Tally
 from headrace.services.messages import TrainReply
+from headrace.services.tally import Tally
 
 
 class Measures:
@@ -53,6 +53,9 @@ class Measures:
                 "rollout/tokens_per_second": tally.response_tokens / elapsed,
                 "rollout/failed": sum(tally.failed.values()),
                 **{f"rollout/failed/{reason}": count for reason, count in sorted(tally.failed.items())},
+                "rollout/moves": tally.moves,
+                "rollout/failed_moves": tally.failed_moves,
+                "rollout/tokens_prefilled_again": tally.prefilled_again,
                 "train/tokens_per_second": reply.tokens / busy if busy > 0 else 0.0,
                 "train/seconds": busy,
                 "trainer/wait_seconds": wait_seconds,
@@ -68,6 +71,4 @@ class Measures:
             version=lease.version,
             step=step,
         )
-        tally.response_tokens = 0
-        tally.loop_lag = 0.0
-        tally.failed.clear()
+        tally.clear()

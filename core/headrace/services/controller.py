@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
@@ -43,6 +41,7 @@ from headrace.services.messages import (
 )
 from headrace.services.rows import PhaseRows
 from headrace.services.supervisor import Supervisor
+from headrace.services.tally import Tally
 from headrace.services.worker import WORK_POLL_SECONDS
 from headrace.wire import rpc
 
@@ -51,17 +50,6 @@ LAG_ALARM = 2.0
 """Seconds for which an event loop may stand still before a person is told: calls to it wait as long, and time out."""
 EARLY_WINDOW = 8
 """Scores that are judged together before the first phase gives out work."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """Counted since the last reading."""
-
-    response_tokens: int = 0
-    loop_lag: float = 0.0
-    """Seconds by which the event loop of any node was late, at most."""
-    failed: Counter[str] = field(default_factory=Counter)
-    """Trajectories that failed or could not be scored, by reason."""
 
 
 class Part(NamedTuple):
@@ -122,6 +110,7 @@ class Controller:
         """A node lives."""
         assert self.supervisor is not None
         self.supervisor.heartbeat(beat)
+        self._fleet.heard(beat)
         self.tally.loop_lag = max(self.tally.loop_lag, beat.loop_lag)
         if beat.loop_lag > LAG_ALARM and beat.node not in self._slow:
             self._slow.add(beat.node)
@@ -177,7 +166,15 @@ class Controller:
 
     def begin_phase(self, flow: Flow, plan: GroupPlan) -> None:
         """From now on work comes from ``flow``, whose rows are open."""
-        self._groups = Groups(flow, plan, fleet=self._fleet, attempts=self.attempts, emit=self._emit, free=self._free)
+        self._groups = Groups(
+            flow,
+            plan,
+            fleet=self._fleet,
+            attempts=self.attempts,
+            tally=self.tally,
+            emit=self._emit,
+            free=self._free,
+        )
         self._failures = FailureShare(window=flow.batch_groups * flow.group_size, limit=plan.max_failed_share)
         self.pump()
 
@@ -241,7 +238,7 @@ class Controller:
     def instance_lost(self, displaced: Sequence[int]) -> None:
         """An instance is gone, and these trajectories with it: they go on elsewhere."""
         if self._groups is not None:
-            self._groups.displaced(displaced, "instance_lost")
+            self._groups.displaced(displaced)
         self.pump()
 
     def worker_lost(self, worker: str) -> None:
@@ -292,6 +289,7 @@ class Controller:
             self._place()
             if self._groups is not None:
                 self._go_on(self._groups.flow)
+                self._groups.begin_moves()
             # Last: a batch that is taken makes room for the groups of the next.
             self._board.give(lambda: None if self._groups is None else self._groups.next_item())
         except HeadraceError as error:

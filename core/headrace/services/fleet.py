@@ -16,12 +16,13 @@ import msgspec
 from headrace.contract import EngineHealth
 from headrace.errors import DeadlineError, EngineError, WireError
 from headrace.flow import Flow
-from headrace.services.messages import LoadCall, Probe, Published, VersionCall, VersionLoaded
+from headrace.services.messages import Heartbeat, LoadCall, PeerCall, Probe, Published, VersionCall, VersionLoaded
 from headrace.services.self_check import mean_gap, require_agreement, sample
 from headrace.wire import Client
 
 LOAD_DEADLINE = 120.0
 HEALTH_DEADLINE = 5.0
+REBALANCE_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -32,6 +33,7 @@ class Instance:
     address: str
     slots: int
     live_versions: int
+    migrates: bool
     client: Client
     versions: set[int] = field(default_factory=set)
     checked: bool = False
@@ -64,7 +66,7 @@ class Fleet:
         self._tolerance = tolerance
         self._emit = emit
         self._connect = connect
-        self._spawn = spawn
+        self.spawn = spawn
         self._instances: dict[str, Instance] = {}
         self._flow: Flow | None = None
         self._published: dict[int, Published] = {}
@@ -76,13 +78,14 @@ class Fleet:
         self.changed: Callable[[], None] = lambda: None
         self.left: Callable[[str, str], None] = lambda name, address: None
 
-    def join(self, name: str, address: str, *, slots: int, live_versions: int) -> None:
+    def join(self, name: str, address: str, *, slots: int, live_versions: int, migrates: bool = False) -> None:
         """A node that serves and hosts no policy version yet: it is brought to what the others are at, and gets no work
-        of a version before it has proved to serve that one."""
-        instance = Instance(name, address, slots, live_versions, self._connect(address))
+        of a version before it has proved to serve that one. ``migrates``: its engine hands over, and takes, the state
+        of a request."""
+        instance = Instance(name, address, slots, live_versions, migrates, self._connect(address))
         self._instances[name] = instance
         if self._flow is not None:
-            self._flow.join(name, slots=slots, live_versions=live_versions, versions=())
+            self._join(self._flow, instance)
             self.sync()
         elif self._common is not None:
             self._begin_switch(instance, self._common, ())
@@ -110,12 +113,22 @@ class Fleet:
             address, _ = self.lost(name)
             self.left(name, address)
 
+    @staticmethod
+    def _join(flow: Flow, instance: Instance) -> None:
+        flow.join(
+            instance.name,
+            slots=instance.slots,
+            live_versions=instance.live_versions,
+            versions=tuple(instance.versions),
+            migrates=instance.migrates,
+        )
+
     def lost(self, name: str) -> tuple[str, tuple[int, ...]]:
         """An instance is gone, and gets nothing from this moment on. Returns where it served, and its trajectories,
         which are unplaced now."""
         instance = self._instances.pop(name)
         displaced = self._flow.leave(name) if self._flow is not None else ()
-        self._spawn(self._let_go(instance), f"let {name} go")
+        self.spawn(self._let_go(instance), f"let {name} go")
         return instance.address, displaced
 
     async def _let_go(self, instance: Instance) -> None:
@@ -123,9 +136,28 @@ class Fleet:
         await instance.client.close()
         async with self._gained:
             self._gained.notify_all()
+        await asyncio.gather(*(self._tell_of(instance, other) for other in list(self._instances.values())))
 
-    def _is_lost(self, instance: Instance) -> bool:
-        return self._instances.get(instance.name) is not instance
+    async def _tell_of(self, lost: Instance, other: Instance) -> None:
+        """What was on its way from ``other`` to the lost one goes on there."""
+        try:
+            await other.client.call(
+                "instance_lost",
+                PeerCall(address=lost.address),
+                deadline=LOAD_DEADLINE,
+                awaiting=f"{other.name} to give {lost.name} up",
+            )
+        except WireError:
+            if self.has(other):
+                raise
+
+    def has(self, instance: Instance) -> bool:
+        """Whether this very instance is there, not a later one of its name."""
+        return self._instances.get(instance.name) is instance
+
+    def get(self, name: str) -> Instance:
+        """One that is there."""
+        return self._instances[name]
 
     def __len__(self) -> int:
         return len(self._instances)
@@ -168,6 +200,22 @@ class Fleet:
         for instance in self._instances.values():
             await instance.client.close()
 
+    # ------------------------------------------------------------ load
+
+    def heard(self, beat: Heartbeat) -> None:
+        """How full the memory for keys and values is."""
+        name = beat.node.rpartition(".")[0]
+        if beat.kv_used is not None and self._flow is not None and name in self._instances:
+            self._flow.kv_used(name, beat.kv_used)
+
+    async def rebalance_regularly(self) -> None:
+        """Let ``flow`` look for moves again and again; never returns."""
+        while True:
+            await asyncio.sleep(REBALANCE_SECONDS)
+            if self._flow is not None:
+                self._flow.rebalance()
+                self.changed()
+
     # ------------------------------------------------------------ versions
 
     def published(self, published: Published) -> None:
@@ -178,10 +226,10 @@ class Fleet:
         """Let ``flow`` decide, from now on, which versions instances load and retire."""
         self._flow = flow
         if flow is not None:
-            for name, i in sorted(self._instances.items()):
-                flow.join(name, slots=i.slots, live_versions=i.live_versions, versions=tuple(i.versions))
-                if i.draining:
-                    flow.drain(name)
+            for _, instance in sorted(self._instances.items()):
+                self._join(flow, instance)
+                if instance.draining:
+                    flow.drain(instance.name)
             self.sync()
 
     def sync(self) -> None:
@@ -201,7 +249,7 @@ class Fleet:
             instance.versions.discard(version)
             if self._flow is not None:
                 self._flow.retired_on(instance.name, version)
-        self._spawn(self._switch(instance, load, retire), f"switch {instance.name}")
+        self.spawn(self._switch(instance, load, retire), f"switch {instance.name}")
 
     async def _switch(self, instance: Instance, load: int | None, retire: tuple[int, ...]) -> None:
         await self._change(instance, load, retire)
@@ -218,7 +266,7 @@ class Fleet:
                 if load is not None and load not in instance.versions:
                     await self._load(instance, load)
         except WireError:
-            if not self._is_lost(instance):
+            if self.has(instance):
                 raise
 
     async def _retire(self, instance: Instance, version: int) -> None:
@@ -244,7 +292,7 @@ class Fleet:
             if version < max(self._published):
                 return  # overtaken: the version was retired while it travelled
             raise
-        if self._is_lost(instance):
+        if not self.has(instance):
             return
         published = self._published[version].manifest
         if loaded.digest != published.digest:
@@ -314,7 +362,7 @@ class Fleet:
             try:
                 sampled = await sample(instance.name, instance.client, trainer, version, self._temperature)
             except WireError:
-                if not self._is_lost(instance):
+                if self.has(instance):
                     raise
                 continue
             gap = mean_gap(sampled.instance, sampled.trainer)

@@ -19,15 +19,12 @@ from headrace.errors import RunError
 from headrace.flow import LATE, STORED, Flow, Ticket
 from headrace.services.attempts import Attempts
 from headrace.services.fleet import Fleet
-from headrace.services.messages import (
-    Member,
-    PlaceCall,
-    Placement,
-    TrajectoryFinished,
-    WorkItem,
-)
+from headrace.services.messages import Member, PlaceCall, Placement, TrajectoryFinished, WorkItem
+from headrace.services.rebalancer import Rebalancer
+from headrace.services.tally import Tally
 
 STORAGE_LOST = "storage_lost"
+INSTANCE_LOST = "instance_lost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +75,7 @@ class Groups:
         *,
         fleet: Fleet,
         attempts: Attempts,
+        tally: Tally,
         emit: Callable[..., Any],
         free: Callable[[Iterable[int]], None],
     ) -> None:
@@ -91,6 +89,9 @@ class Groups:
         """Trajectories whose present try waits for a place."""
         self._started_on: dict[int, str] = {}
         """Trajectory in flight → the instance of its newest try, also when that instance is lost by now."""
+        self._rebalancer = Rebalancer(
+            flow, fleet=fleet, attempts=attempts, tally=tally, emit=emit, arrived=self._started_on.__setitem__
+        )
         self._tasks: dict[int, int] = {}
         """Group in flight → its task; by now another one may be due to the group's id."""
 
@@ -162,18 +163,25 @@ class Groups:
                 attempt=self._attempts.current(trajectory),
             )
 
+    def begin_moves(self) -> None:
+        """Have trajectories go on where the flow wants them."""
+        self._rebalancer.begin_moves()
+
     # ------------------------------------------------------------ again
 
-    def displaced(self, trajectories: Sequence[int], reason: str) -> None:
+    def displaced(self, trajectories: Sequence[int]) -> None:
         """These lost their instance: they wait for another place, unless they were tried too often."""
         given_up: dict[int, None] = {}
         for trajectory in trajectories:
-            if not self._try_again(trajectory, reason):
+            if not self._try_again(trajectory, INSTANCE_LOST):
                 given_up[trajectory // self.flow.group_size] = None
             self._unstarted.add(trajectory)
         for group in given_up:
-            self._attempts.quarantine.add(self._tasks[group])
-            self.drop(group, reason)
+            self._give_up(group)
+
+    def _give_up(self, group: int) -> None:
+        self._attempts.quarantine.add(self._tasks[group])
+        self.drop(group, INSTANCE_LOST)
 
     def _try_again(self, trajectory: int, reason: str) -> bool:
         """The present try came to nothing; whether there is another one. A try that had not begun is no try."""
@@ -221,14 +229,22 @@ class Groups:
 
     def placement(self, call: PlaceCall) -> Placement | None:
         """Where a trajectory goes on; None while no instance can take it. RunError when its group is not wanted."""
+        trajectory = call.trajectory
+        name = self.flow.instance_of(trajectory)
+        if name and call.attempt == self._attempts.current(trajectory):
+            # It had moved on, and what it had moved to was lost before the flow heard of the move.
+            if not self._try_again(trajectory, INSTANCE_LOST):
+                self._give_up(call.group)
+            else:
+                self.flow.stays(trajectory)
+                self._started(trajectory, call.version, name)
         if not self.flow.knows(call.group):
             raise RunError(f"group {call.group} is not wanted any more")
-        name = self.flow.instance_of(call.trajectory)
         if not name:
-            name = self.flow.place_again(call.trajectory) or ""
+            name = self.flow.place_again(trajectory) or ""
             if not name:
                 return None
-            self._started(call.trajectory, call.version, name)
+            self._started(trajectory, call.version, name)
         return Placement(instance=self._fleet.address(name), attempt=self._attempts.current(call.trajectory))
 
     # ------------------------------------------------------------ reports

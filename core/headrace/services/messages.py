@@ -60,6 +60,8 @@ class Heartbeat(Message, frozen=True):
     """Id of the process."""
     loop_lag: float
     """Seconds by which the node's event loop was late since the last heartbeat, at most."""
+    kv_used: float | None = None
+    """Share of an instance's memory for keys and values; None for other nodes."""
 
 
 # ---------------------------------------------------------------- rollout nodes

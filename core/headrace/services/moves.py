@@ -15,6 +15,7 @@ from typing import Any
 
 from headrace.contract import RequestState
 from headrace.errors import EngineError, HeadraceError
+from headrace.services.messages import PeerCall
 from headrace.services.request_messages import (
     CarryCall,
     FollowCall,
@@ -29,6 +30,8 @@ from headrace.wire import Client, rpc
 
 OFFER_DEADLINE = 10.0
 CARRY_DEADLINE = 60.0
+REMEMBERED = 100_000
+"""Trajectories that were sent on, of which their episodes may not have heard."""
 FOLLOW_SECONDS = 30.0
 """A request that came is given up when nobody has asked for it for so long."""
 
@@ -50,7 +53,7 @@ class Moves:
         self._supervise = supervise
         self._clients: dict[str, Client] = {}
         self._sent_on: dict[int, tuple[int, str]] = {}
-        """Trajectory → its version, and the address where it goes on."""
+        """Trajectory → the try that was sent on, and where to; the newest :data:`REMEMBERED`."""
         self._unasked: dict[str, asyncio.TimerHandle] = {}
 
     async def close(self) -> None:
@@ -59,14 +62,23 @@ class Moves:
         for client in self._clients.values():
             await client.close()
 
-    def sent_on(self, trajectory: int, version: int) -> str:
-        """Where a trajectory goes on that was here; "" when it goes on here."""
-        found, address = self._sent_on.get(trajectory, (version, ""))
-        return address if found == version else ""
+    def sent_on(self, trajectory: int, attempt: int) -> str:
+        """Where a try of a trajectory goes on that was here; "" when it goes on here."""
+        found, address = self._sent_on.get(trajectory, (attempt, ""))
+        return address if found == attempt else ""
 
-    def retired(self, version: int) -> None:
-        """Nobody comes any more with a request of this version."""
-        self._sent_on = {t: sent for t, sent in self._sent_on.items() if sent[0] != version}
+    def _remember(self, call: MoveCall) -> None:
+        """Also when its version is retired here: its episode may be busy elsewhere, and comes later."""
+        self._sent_on.pop(call.trajectory, None)
+        self._sent_on[call.trajectory] = call.attempt, call.target
+        if len(self._sent_on) > REMEMBERED:
+            del self._sent_on[next(iter(self._sent_on))]
+
+    @rpc
+    async def instance_lost(self, peer: PeerCall) -> None:
+        """Nobody will answer there any more: what is being sent there goes on here."""
+        if (client := self._clients.pop(peer.address, None)) is not None:
+            await client.close()
 
     # ------------------------------------------------------------ the source
 
@@ -80,11 +92,9 @@ class Moves:
     async def _move(self, call: MoveCall) -> Moved:
         offered = await self._offer(call)
         pending = self._requests.movable(call.trajectory, call.version)
-        if pending is None:
-            self._sent_on[call.trajectory] = (call.version, call.target)
-            return Moved()
-        state = await self._requests.take(pending)
-        if state is None:  # it has just ended, or nobody waits for it any more
+        state = await self._requests.take(pending) if pending is not None else None
+        if pending is None or state is None:  # it waits for nothing, or for what has just ended
+            self._remember(call)
             return Moved()
         if not offered.with_kv:
             state = replace(state, kv=(), fingerprint="")
@@ -93,7 +103,7 @@ class Moves:
         except HeadraceError:
             await self._requests.go_on(pending, state)
             raise
-        self._sent_on[call.trajectory] = (call.version, call.target)
+        self._remember(call)
         self._requests.gone(pending, call.target)
         known = len(state.request.prompt) + len(state.token_ids)
         return Moved(tokens=known, nbytes=state.nbytes, prefilled_tokens=again)

@@ -42,6 +42,8 @@ class NodeService(ABC):
         self.network = spec.network
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Set when a background task failed: the node then ends with that error."""
+        self.kv_used: float | None = None
+        """Told with every heartbeat."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     @abstractmethod
@@ -120,13 +122,13 @@ def service_class(role: str) -> type[NodeService]:
     raise ValueError(f"no service for role {role!r}")
 
 
-async def _beat(spec: NodeSpec, controller: Client) -> None:
+async def _beat(service: NodeService, controller: Client) -> None:
     """Heartbeats until the controller stops answering."""
     lag = 0.0
     while True:
         await controller.call(
             "heartbeat",
-            Heartbeat(node=spec.id, loop_lag=lag),
+            Heartbeat(node=service.spec.id, loop_lag=lag, kv_used=service.kv_used),
             deadline=CONTROLLER_DEADLINE,
             awaiting="the controller's answer to a heartbeat",
         )
@@ -162,7 +164,7 @@ async def serve(spec: NodeSpec) -> None:
             deadline=CONTROLLER_DEADLINE,
             awaiting="the controller to accept this node",
         )
-        beat = asyncio.create_task(_beat(spec, controller))
+        beat = asyncio.create_task(_beat(service, controller))
         stopped = asyncio.create_task(stop.wait())
         ends: set[asyncio.Future[Any]] = {beat, stopped, service.failed}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

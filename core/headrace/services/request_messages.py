@@ -11,6 +11,8 @@ class GenerateCall(Message, frozen=True):
 
     request: GenerationRequest
     trajectory: int = -1
+    attempt: int = 0
+    """The try of the trajectory that it belongs to."""
     cohort: str = ""
     cohort_size: int = 0
     movable: bool = False
@@ -44,6 +46,8 @@ class MoveCall(Message, frozen=True):
     """Send a trajectory on to another instance, with the request that it is waiting for."""
 
     trajectory: int
+    attempt: int
+    """Its present try: what is known of this move is void for the next one."""
     version: int
     target: str
     """Address."""

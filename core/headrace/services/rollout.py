@@ -26,7 +26,7 @@ from headrace.registry import build
 from headrace.services.cohorts import Cohorts
 from headrace.services.messages import LoadCall, NodeSpec, RolloutSetup, VersionCall, VersionLoaded
 from headrace.services.moves import Moves
-from headrace.services.node import NodeService
+from headrace.services.node import HEARTBEAT_SECONDS, NodeService
 from headrace.services.request_messages import GenerateCall, Generated, WithdrawCall
 from headrace.services.requests import Requests
 from headrace.wire import rpc
@@ -80,6 +80,7 @@ class RolloutService(NodeService):
         )
         self._receiver = self._transport.receiver(self.transport_context(), setup.publisher)
         self.supervise(self._requests.collect(), "engine outputs")
+        self.supervise(self._look(), "engine health")
 
     async def close(self) -> None:
         await self._moves.close()
@@ -87,12 +88,18 @@ class RolloutService(NodeService):
         if self._receiver is not None:
             await asyncio.to_thread(self._receiver.close)
 
+    async def _look(self) -> None:
+        """Apart from the heartbeats that tell it: an engine that is slow to answer must not delay these."""
+        while True:
+            self.kv_used = (await self._engine.health()).kv_used
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
     # ------------------------------------------------------------ generation
 
     @rpc
     async def generate(self, call: GenerateCall) -> Generated:
         """The whole completion of one request, or where it goes on."""
-        if call.movable and (address := self._moves.sent_on(call.trajectory, call.request.version)):
+        if call.movable and (address := self._moves.sent_on(call.trajectory, call.attempt)):
             return Generated(moved=address)
         pending = self._requests.open(call.request, trajectory=call.trajectory, movable=call.movable)
         try:
@@ -151,7 +158,6 @@ class RolloutService(NodeService):
         """Forget a version. The controller asks when nobody is pinned to it any more; requests that were given up a
         moment ago may still be on their way out."""
         await self._requests.until_free(call.version)
-        self._moves.retired(call.version)
         if isinstance(self._engine, MultiVersion):
             await self._engine.retire(call.version)
 

@@ -114,6 +114,7 @@ class Session:
                 version=item.version,
             ),
             trajectory=member.trajectory,
+            attempt=self._place.attempt,
             movable=item.kind == "rollout" and not (in_cohort and member.cohort),
             cohort=member.cohort if in_cohort else "",
             cohort_size=member.cohort_size if in_cohort else 0,

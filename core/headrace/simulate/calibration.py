@@ -16,7 +16,7 @@ import numpy as np
 from headrace.config import SimulationConfig, load_resolved
 from headrace.contract import Array
 from headrace.errors import RunError
-from headrace.graph.declared import engine_capacity
+from headrace.graph.declared import rollout_capabilities
 from headrace.observe.epochs import standing_events
 from headrace.observe.events import (
     AnyEvent,
@@ -104,7 +104,7 @@ def calibrate(run: Path) -> Calibration:
             fix="let the run go on for longer, or name another",
         )
     job = load_resolved(run / "job.json", directory=str(run))
-    slots, _ = engine_capacity(job.rollout.spec)
+    slots = rollout_capabilities(job.rollout.spec).slots
     costs = {**_decoding(phase, slots), **_training(phase, batches), **_weights(run, phase, batches)}
     last, first = phase.published[batches[-1].version + 1], phase.published[batches[0].version + 1]
     return Calibration(

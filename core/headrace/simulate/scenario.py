@@ -9,7 +9,7 @@ from pathlib import Path
 from headrace.config import Job, Phase, SimulationConfig
 from headrace.contract import StalenessPolicy
 from headrace.errors import ConfigError
-from headrace.graph.declared import engine_capacity, needs_of
+from headrace.graph.declared import needs_of, rollout_capabilities
 from headrace.registry import PluginSpec, build
 from headrace.simulate.lengths import Lengths, Trajectories, parse_lengths
 
@@ -87,15 +87,15 @@ def scenario(
             origin="[simulation]",
             fix="write --lengths lognormal:median=1300,sigma=1,cap=30000, or give a recorded run with --calibrate RUN",
         )
-    slots, live_versions = engine_capacity(job.rollout.spec)
+    able = rollout_capabilities(job.rollout.spec)
     return Scenario(
         batches=min(phase.steps, BATCHES) if batches is None else batches,
         batch_groups=phase.batch.groups,
         group_size=phase.batch.group_size,
         streaming=phase.batch.streaming,
         instances=job.rollout.instances if instances is None else instances,
-        slots=slots,
-        live_versions=live_versions,
+        slots=able.slots,
+        live_versions=able.live_versions,
         max_attempts=job.environment.max_attempts,
         evaluation_every=job.evaluation.every,
         evaluation_answers=job.evaluation.prompts * (job.evaluation.greedy + job.evaluation.sampled),

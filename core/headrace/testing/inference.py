@@ -140,11 +140,18 @@ class FakeInferenceEngine(InferenceEngine, MultiVersion, KVMigration):
             versions=tuple(sorted(self._models)),
             running=running,
             waiting=len(self._open) - running,
-            kv_used=running / self._options.slots,
+            kv_used=self._kv_used(),
             generated_tokens=self._generated,
             prefilled_tokens=self._prefilled,
             digests=dict(self._digests),
         )
+
+    def _kv_used(self) -> float:
+        """Of what all slots hold at full length."""
+        base, slots = self._base, self._options.slots
+        running = list(self._open.values())[:slots]
+        held = sum(len(each.request.prompt) + len(each.tokens) for each in running)
+        return held / (slots * base.max_length) if base is not None else 0.0
 
     async def close(self) -> None:
         if self._decoding is not None:

@@ -101,6 +101,23 @@ def test_late_reports_of_a_dropped_group_are_counted_and_no_fault(simulation: An
     assert "1 reports came after their group had been dropped" in format_audit(result)
 
 
+def test_news_of_a_move_may_come_after_the_trajectory_has_finished_or_was_trained(
+    simulation: Any, tmp_path: Path
+) -> None:
+    moves = [e for e in simulation.events if e["kind"] == "trajectory_moved"]
+    first, *_, last = moves
+    events = copy.deepcopy([e for e in simulation.events if e not in (first, last)])
+    for move in (first, last):
+        finished = index(events, "trajectory_finished", trajectory=move["trajectory"])
+        events[finished]["instance"] = move["source"]
+    events.insert(index(events, "trajectory_finished", trajectory=last["trajectory"]) + 1, last)
+    events.insert(len(events) - 1, first)
+    result = audited(events, tmp_path)
+    assert result.ok, result.violations
+    assert (result.summary["moves"], result.summary["prefilled_again"]) == (len(moves), 0)
+    assert f"moves {len(moves)} · tokens prefilled again 0" in format_audit(result)
+
+
 @pytest.mark.parametrize("named", [False, True], ids=["silently", "with_a_reason"])
 def test_a_skipped_batch_uses_its_rows_up_and_keeps_the_version(named: bool, simulation: Any, tmp_path: Path) -> None:
     events = copy.deepcopy(simulation.events)
@@ -162,7 +179,7 @@ def test_a_killed_run_with_half_a_last_line_is_audited_up_to_there(run_dir: Path
     assert result.summary["events"] == 900
     assert result.summary["cut_short"]
     text = format_audit(result)
-    assert result.verdict.startswith("PASS so far: 16 rules over 900 events")
+    assert result.verdict.startswith("PASS so far: 17 rules over 900 events")
     assert "line 901 is cut in the middle" in text
     assert "still going, or was killed" in text
     assert "covered: the 900 events of the first" in text
@@ -214,9 +231,9 @@ def test_an_empty_log_is_refused(tmp_path: Path) -> None:
 def test_the_text_fits_a_screen_and_tells_the_verdict_first(run_dir: Path) -> None:
     lines = format_audit(audit_run(run_dir), title="runs/sort-symbols-1").splitlines()
     assert lines[0] == "audit runs/sort-symbols-1"
-    assert lines[2].startswith("PASS: 16 rules over 1,")
+    assert lines[2].startswith("PASS: 17 rules over 1,")
     assert lines[2].endswith(" events, 240 trajectories trained, none lost")
-    assert len(lines) <= 36
+    assert len(lines) <= 38
     assert max(len(line) for line in lines) <= 80
 
 

@@ -116,7 +116,7 @@ def test_every_plot_is_valid_plotly_and_every_axis_has_a_title(
 
 
 def test_the_page_tells_the_verdict_the_books_the_job_and_the_answers(page: str, simulation: Any) -> None:
-    assert "✓ Audit passed: 16 rules over" in page
+    assert "✓ Audit passed: 17 rules over" in page
     assert "<td>dropped: run_ended</td>" in page
     assert "<dt>max_new_tokens</dt><dd>36</dd>" in page
     last = max(r["version"] for r in simulation.evaluations)
@@ -136,7 +136,7 @@ def test_a_log_without_its_end_is_not_shown_as_a_pass(simulate: Any, tmp_path: P
     run = simulate(steps=2)
     del run.events[-1]
     page = write_report(run.write(tmp_path / "run")).read_text(encoding="utf-8")
-    assert "✓ Audit passed so far: 16 rules over" in page
+    assert "✓ Audit passed so far: 17 rules over" in page
     assert "not finished" in page
 
 
@@ -262,11 +262,11 @@ def test_the_gap_of_two_length_distributions_is_the_largest_difference_of_their_
 
 def test_instances_are_drawn_with_the_versions_they_sampled_with(simulation: Any, run_dir: Path) -> None:
     data = collect(run_dir)
-    pairs = {(e["instance"], e["spans"][0][0]) for e in simulation.events if e.get("spans")}
-    assert data.generated.keys() == pairs
-    for (instance, version), spans in data.generated.items():
-        events = [e for e in simulation.events if e.get("spans") and e["instance"] == instance]
-        assert sum(span.size for span in spans) == sum(e["spans"][0][0] == version for e in events)
+    pairs = [(e["instance"], e["spans"][0][0]) for e in simulation.events if e.get("spans")]
+    pairs += [(e["source"], e["version"]) for e in simulation.events if e["kind"] == "trajectory_moved"]
+    assert data.generated.keys() == set(pairs)
+    for pair, spans in data.generated.items():
+        assert sum(span.size for span in spans) == pairs.count(pair)
     panel = timeline(data)
     assert panel is not None
     assert panel.figure["layout"]["yaxis"]["ticktext"] == ["trainer", "rollout-1", "rollout-0", "evaluation"]

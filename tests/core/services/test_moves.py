@@ -125,8 +125,8 @@ async def until(happened: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-async def move(source: Instance, target: Instance, *, trajectory: int = 7) -> Moved:
-    call = MoveCall(trajectory=trajectory, version=BASE_VERSION, target=target.address)
+async def move(source: Instance, target: Instance, *, trajectory: int = 7, attempt: int = 0) -> Moved:
+    call = MoveCall(trajectory=trajectory, attempt=attempt, version=BASE_VERSION, target=target.address)
     try:
         moved: Moved = await source.ask("move", call, reply=Moved)
     finally:
@@ -291,5 +291,5 @@ async def test_a_request_moves_twice_and_its_caller_follows_both_times(pair: Pai
 
 async def test_an_offer_says_whether_keys_and_values_are_of_use(pair: Pair) -> None:
     source, target = await pair({"kv_migration": False}, {})
-    call = MoveCall(trajectory=1, version=BASE_VERSION, target=target.address)
+    call = MoveCall(trajectory=1, attempt=0, version=BASE_VERSION, target=target.address)
     assert await source.service._moves._offer(call) == Offered(with_kv=False)

@@ -11,6 +11,14 @@ JOB: dict[str, Any] = {
     "phase": [{"name": "only"}],
 }
 _DONE = {"started": 2.0, "finished": 3.0}
+_MOVED = {
+    "source": "rollout-0",
+    "target": "rollout-1",
+    "attempt": 0,
+    "tokens": 5,
+    "prefilled_tokens": 0,
+    "nbytes": 320,
+}
 _PHASE = {
     "phase": "only",
     "algorithm": "grpo",
@@ -33,7 +41,8 @@ def _generated(group: int) -> list[tuple[str, dict[str, Any]]]:
         finished = {"spans": [(0, 0, 4)], "prompt_tokens": 3, "response_tokens": 4, "finish_reason": "stop", **_DONE}
         happened += [
             ("trajectory_started", {**whose, "version": 0, "instance": "rollout-0", "attempt": 0}),
-            ("trajectory_finished", {**whose, "instance": "rollout-0", **finished}),
+            ("trajectory_moved", {**whose, "version": 0, **_MOVED}),
+            ("trajectory_finished", {**whose, "instance": "rollout-1", **finished}),
             ("trajectory_scored", {"trajectory": row, "reward": None if row % 2 else 1.0}),
             ("row_stored", {**whose, "row": row, "version": 0, "nbytes": 70}),
         ]
@@ -91,6 +100,8 @@ _HAPPENED: list[tuple[str, dict[str, Any]]] = [
             **_DONE,
         },
     ),
+    ("instance_draining", {"instance": "rollout-1"}),
+    ("instance_left", {"instance": "rollout-1"}),
     ("checkpoint_saved", {"version": 1, "path": "checkpoints/1", "events": 20}),
     ("node_stopped", {"node": "rollout-0", "reason": "killed"}),
     ("resumed", {"version": 1, "checkpoint": "checkpoints/1", "events": 20, "restarted": []}),

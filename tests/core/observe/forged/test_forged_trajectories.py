@@ -178,6 +178,38 @@ def work_for_an_instance_that_left(log: Any) -> None:
     leaves(log, log.all("version_published")[0], "rollout-1")
 
 
+def a_move_under_another_version(log: Any) -> None:
+    log.one("trajectory_moved")["version"] -= 1
+
+
+def a_move_to_who_has_not_the_version(log: Any) -> None:
+    event = log.one("trajectory_moved")
+    committed = [e for e in log.events if e["kind"] == "instance_version" and e["version"] == event["version"]]
+    log.remove(next(e for e in committed if e["instance"] == event["target"]))
+
+
+def a_move_from_where_it_was_not(log: Any) -> None:
+    event = log.one("trajectory_moved")
+    event["source"], event["target"] = event["target"], event["source"]
+
+
+def a_move_to_where_it_was(log: Any) -> None:
+    event = log.one("trajectory_moved")
+    event["target"] = event["source"]
+
+
+def a_move_of_another_try(log: Any) -> None:
+    log.one("trajectory_moved")["attempt"] += 1
+
+
+def a_move_left_out(log: Any) -> None:
+    log.remove(log.one("trajectory_moved"))
+
+
+def a_move_of_nobody(log: Any) -> None:
+    log.one("trajectory_moved")["trajectory"] = 100_000
+
+
 LIES: tuple[tuple[str, Callable[[Any], None], str], ...] = (
     ("one_version", a_token_of_another_version, r"has tokens of versions \[\d+, \d+\]"),
     ("one_version", a_span_of_another_version, "has tokens of versions"),
@@ -186,6 +218,13 @@ LIES: tuple[tuple[str, Callable[[Any], None], str], ...] = (
     ("one_version", a_demonstration_with_sampled_tokens, "cover 12 of its 0 tokens"),
     ("one_version", a_start_under_another_version, "started for group .* under version"),
     ("one_version", a_row_that_claims_another_version, "row .* claims group"),
+    ("one_version", a_move_under_another_version, "moved as one of group .* under version"),
+    ("moves", a_move_to_who_has_not_the_version, "moved from .* under version .* which not both had committed"),
+    ("moves", a_move_from_where_it_was_not, "moved from .* in attempt 0; the log has it on"),
+    ("moves", a_move_to_where_it_was, r"moved from '(.*)' to '\1'"),
+    ("moves", a_move_of_another_try, "in attempt 1; the log has it on .*, attempt 0"),
+    ("conservation", a_move_left_out, "finished on 'rollout-.'; the log has it"),
+    ("conservation", a_move_of_nobody, "trajectory 100000 moved, but never was"),
     ("conservation", a_batch_trained_twice, "row .* trained, but it was trained"),
     ("conservation", a_batch_trained_twice, r"dispatched \d+ ≠ trained 256 \+ buffered 0"),
     ("conservation", a_row_trained_again_in_a_later_batch, "row .* trained, but it was trained"),

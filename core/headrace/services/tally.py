@@ -1,0 +1,29 @@
+"""What the controller counts between two training batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counted since the last reading."""
+
+    response_tokens: int = 0
+    loop_lag: float = 0.0
+    """Seconds by which the event loop of any node was late, at most."""
+    failed: Counter[str] = field(default_factory=Counter)
+    """Trajectories that failed or could not be scored, by reason."""
+    moves: int = 0
+    """Trajectories that went on on another instance."""
+    failed_moves: int = 0
+    """Moves that an instance refused, or did not get through with; whoever was to move went on where it was."""
+    prefilled_again: int = 0
+    """Tokens whose keys and values were computed again after a move."""
+
+    def clear(self) -> None:
+        """It has been read."""
+        self.response_tokens = self.moves = self.failed_moves = self.prefilled_again = 0
+        self.loop_lag = 0.0
+        self.failed.clear()

@@ -1,0 +1,29 @@
+"""Trajectories that move between the rollout instances of a running job, whose answers have a long tail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headrace.observe.audit import audit_run
+
+Start = Callable[..., Any]
+MOVES = (
+    "rollout.instances=3",
+    "rollout.live_versions=1",
+    "rollout.slots=8",
+    "rollout.max_new_tokens=400",
+    "model.scratch.max_length=512",
+    "evaluation.every=0",
+)
+"""An instance serves one version, and a third of the answers have more than ten times as many tokens as the shortest
+third: the long ones of a version are gathered where that lets others take up the next."""
+
+
+def test_the_long_tail_moves_with_its_keys_and_values_and_the_audit_passes(start: Start) -> None:
+    run = start(*MOVES, "phase.rl.steps=10")
+    assert run.wait() == 0, run.stderr
+    result = audit_run(run.directory)
+    assert result.ok, result.violations
+    assert result.summary["moves"] > 0
+    assert result.summary["prefilled_again"] == 0
