@@ -30,7 +30,7 @@ from headrace.dataplane.messages import (
 )
 from headrace.dataplane.shards import check_place
 from headrace.dataplane.shared import SHARED_BYTES, Reading, nbytes_of, put_shared
-from headrace.errors import DeadlineError, HeadraceError, LostRowsError
+from headrace.errors import ContractError, DeadlineError, HeadraceError, LostRowsError
 from headrace.wire import BlockingClient
 
 DEADLINE = 60.0
@@ -66,7 +66,8 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Partition:
-    """A table of rows and columns. Every method waits at most ``deadline`` seconds, and raises DeadlineError then."""
+    """A table of rows and columns. Every method waits at most ``deadline`` seconds for each answer that it needs, and
+    ``GRACE`` longer for what the ledger decides, and raises DeadlineError then."""
 
     def __init__(self, connections: Connections, name: str, shard: tuple[int, int] = (0, 1)) -> None:
         self._connections = connections
@@ -98,15 +99,15 @@ class Partition:
     ) -> Noted:
         """:meth:`put` that also says which rows were not wanted: written before, given up, or never there."""
         put = Put(self.name, rows, dict(columns), version)
-        number = self._next_unit()
+        number = self._next_unit(deadline)
         try:
             return self._put(number, put, deadline)
         except DeadlineError:
-            self._learn()  # the next put need not meet it again, if it is gone
+            self._there.clear()  # the next put asks anew, and need not meet it again if it is gone
             raise
 
     def _put(self, number: int, put: Put, deadline: float) -> Noted:
-        unit = self._unit(number)
+        unit = self._unit(number, deadline)
         if nbytes_of(put.columns) >= SHARED_BYTES:
             segments = self._connections.segments(number, self._units[number - 1], deadline=deadline)
             noted = segments and put_shared(unit, segments, put, deadline=deadline)
@@ -114,10 +115,10 @@ class Partition:
                 return noted
         return unit.call("put", put, reply=Noted, deadline=deadline, awaiting="a storage unit to keep rows")
 
-    def _next_unit(self) -> int:
+    def _next_unit(self, deadline: float) -> int:
         """Units in turn."""
         if not self._there or monotonic() > self._learned + LEARN_SECONDS:
-            self._learn()
+            self._learn(deadline)
         if not self._there:
             raise DeadlineError("the data plane has no storage unit", fix="start one")
         number = self._there[self._turn % len(self._there)]
@@ -203,28 +204,34 @@ class Partition:
         acknowledged or released, or the lease expires."""
         reads = self.spec.consumers[held.consumer]
         wanted = tuple(reads if columns is None else columns)
+        for column in wanted:
+            if column not in reads:
+                raise ContractError(
+                    f"consumer {held.consumer!r} of partition {self.name!r} asks for {column!r}",
+                    fix=f"it reads {', '.join(reads)}",
+                )
         if held.units is None:
             return self._fetch(held.unit, held.rows, wanted, deadline)
         return self._gather(held.rows, wanted, held.units[:, [reads.index(column) for column in wanted]], deadline)
 
     def _fetch(self, unit: int, rows: Array, columns: tuple[str, ...], deadline: float) -> Batch:
         reading = self._ask(unit, rows, columns, deadline)
-        with self._noticing(unit):
+        with self._noticing(unit, deadline):
             return reading.batch()
 
     def _ask(self, unit: int, rows: Array, columns: tuple[str, ...], deadline: float) -> Reading:
-        client = self._unit(unit)
-        with self._noticing(unit):
+        client = self._unit(unit, deadline)
+        with self._noticing(unit, deadline):
             segments = self._connections.segments(unit, self._units[unit - 1], deadline=deadline)
             return Reading(client, segments, Fetch(rows, columns, self.name), deadline=deadline)
 
     @contextmanager
-    def _noticing(self, unit: int) -> Iterator[None]:
+    def _noticing(self, unit: int, deadline: float) -> Iterator[None]:
         """When a unit that does not answer is gone."""
         try:
             yield
         except DeadlineError as error:
-            self._learn()
+            self._learn(deadline)
             if self._units[unit - 1]:
                 raise
             raise LostRowsError("a storage unit is gone, and the rows that it kept") from error
@@ -234,7 +241,7 @@ class Partition:
         asked = [(part, self._ask(part.unit, rows[part.at], part.columns, deadline)) for part in parts(units, columns)]
         found = []
         for part, reading in asked:
-            with self._noticing(part.unit):
+            with self._noticing(part.unit, deadline):
                 found.append((part, reading.batch()))
         return join(rows, columns, found)
 
@@ -281,9 +288,11 @@ class Partition:
 
     def unit_stats(self, *, deadline: float = DEADLINE) -> list[StorageStats]:
         """Rows and bytes that each unit holds, of all partitions."""
-        self._learn()
+        self._learn(deadline)
         return [
-            self._unit(number).call("unit_stats", reply=StorageStats, deadline=deadline, awaiting="a unit's figures")
+            self._unit(number, deadline).call(
+                "unit_stats", reply=StorageStats, deadline=deadline, awaiting="a unit's figures"
+            )
             for number, address in enumerate(self._units, 1)
             if address
         ]
@@ -291,22 +300,22 @@ class Partition:
     def _tell(self, method: str, request: object, deadline: float) -> None:
         self.ledger.call(method, request, deadline=deadline, awaiting="the ledger")
 
-    def _learn(self) -> None:
+    def _learn(self, deadline: float) -> None:
         """Where the units are."""
-        self._show(self._describe().units)
+        self._show(self._describe(deadline).units)
 
     def _show(self, units: list[str]) -> None:
         self._units, self._learned = units, monotonic()
         self._there = [number for number, address in enumerate(units, 1) if address]
 
-    def _describe(self) -> Described:
+    def _describe(self, deadline: float = DEADLINE) -> Described:
         return self.ledger.call(
-            "describe", self.name, reply=Described, deadline=DEADLINE, awaiting="the description of a partition"
+            "describe", self.name, reply=Described, deadline=deadline, awaiting="the description of a partition"
         )
 
-    def _unit(self, number: int) -> BlockingClient:
+    def _unit(self, number: int, deadline: float = DEADLINE) -> BlockingClient:
         if number > len(self._units):
-            self._learn()
+            self._learn(deadline)
         if not self._units[number - 1]:
             raise LostRowsError("a storage unit is gone, and the rows that it kept")
         return self._connections.client(self._units[number - 1])

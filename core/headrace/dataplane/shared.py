@@ -21,6 +21,7 @@ import numpy as np
 
 from headrace.contract import Array, Batch, Column, Placed, Ragged, Region
 from headrace.dataplane.messages import Fetch, Found, Noted, Put, PutPlaced, Reserve, Reserved
+from headrace.errors import ContractError
 from headrace.wire import BlockingClient
 
 SHARED_BYTES = 1 << 16
@@ -156,8 +157,12 @@ class Reading:
 
 
 def nbytes_of(columns: Mapping[str, Column]) -> int:
-    """Of all values."""
-    return sum(int(_values(column).nbytes) for column in columns.values())
+    """Of all values. ContractError for what is no array."""
+    try:
+        return sum(int(_values(column).nbytes) for column in columns.values())
+    except AttributeError:
+        given = ", ".join(f"{name}: {type(column).__name__}" for name, column in columns.items())
+        raise ContractError(f"a put gave {given}", fix="put numpy arrays, and Ragged for ragged columns") from None
 
 
 def room_for(columns: Mapping[str, Column]) -> int:

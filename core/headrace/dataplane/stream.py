@@ -22,7 +22,7 @@ from typing import NamedTuple, Self
 from headrace.contract import Batch
 from headrace.dataplane.messages import Share
 from headrace.dataplane.partition_client import LEASE_SECONDS, Partition, Rows
-from headrace.errors import DeadlineError, LostRowsError, RunError
+from headrace.errors import ContractError, DeadlineError, LostRowsError, RunError
 
 _TURN_SECONDS = 0.5
 """How late the thread notices that it is to stop, or that a lease is to be extended."""
@@ -34,7 +34,9 @@ class _Fetched(NamedTuple):
 
 
 class Stream:
-    """``connect``: the partition as one thread sees it; called twice. ``step_groups``: groups of one optimiser step.
+    """ContractError for ``step_groups`` or ``ahead`` below 1.
+
+    ``connect``: the partition as one thread sees it; called twice. ``step_groups``: groups of one optimiser step.
     ``token_budget``: of one micro-batch, 0 for none; it has what is ready when it is fetched, at least one group.
     ``ahead``: micro-batches that are fetched before they are asked for. ``seconds``: how long leases outlive this
     process; they are extended while it lives. ``ranks``: data-parallel ranks that share each micro-batch: groups of a
@@ -54,6 +56,10 @@ class Stream:
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
+        if min(step_groups, ahead) < 1:
+            raise ContractError(
+                f"a stream of {step_groups} groups a step, {ahead} micro-batches ahead", fix="both are at least 1"
+            )
         self._consumer = consumer
         self._step_groups = step_groups
         self._columns = columns

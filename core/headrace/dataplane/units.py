@@ -159,7 +159,8 @@ class Units:
 
     def _told(self, unit: int, call: asyncio.Future[None]) -> None:
         """What a unit that is gone was to delete went with it."""
-        if self._silence[unit - 1] != _GONE and not call.cancelled() and (error := call.exception()):
+        error = None if call.cancelled() else call.exception()
+        if error is not None and self._silence[unit - 1] != _GONE:
             log.warning("rows stay in a storage unit until it ends: %s", error)
 
     async def figures(self) -> dict[str, UnitFigures | None]:

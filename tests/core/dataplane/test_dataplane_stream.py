@@ -100,6 +100,17 @@ def steps(stream: Stream) -> None:
         list(stream.step(deadline=20))
 
 
+@pytest.mark.parametrize(("step_groups", "ahead"), [(0, 2), (1, 0), (1, -1)])
+def test_a_stream_of_nothing_or_without_an_end_is_refused(
+    connect: Callable[[], Partition], step_groups: int, ahead: int
+) -> None:
+    with (
+        pytest.raises(ContractError, match="both are at least 1"),
+        Stream(connect, "train", step_groups=step_groups, ahead=ahead),
+    ):
+        pass
+
+
 def test_a_rank_does_not_wait_for_ever(connect: Callable[[], Partition]) -> None:
     with Stream(connect, "train", step_groups=1) as stream, pytest.raises(DeadlineError, match="no micro-batch"):
         list(stream.step(deadline=0.05))

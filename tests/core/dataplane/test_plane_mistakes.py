@@ -11,7 +11,7 @@ import pytest
 from headrace.contract import Array
 from headrace.dataplane import ColumnSchema, Partition, PartitionSpec, Rows
 from headrace.dataplane.messages import LostCall, Note, Noted, Notes, Put, Unkept
-from headrace.errors import ContractError, LostRowsError, RunError
+from headrace.errors import ContractError, DeadlineError, LostRowsError, RunError
 from support.plane_world import LEDGER, World
 
 COLUMNS = {"a": ColumnSchema("float32"), "b": ColumnSchema("float32")}
@@ -157,6 +157,46 @@ def test_lost_groups_of_which_one_was_told_that_died_are_told_to_the_next(world:
     assert [call.result() for call in died] == [rows, rows]
     assert partition.lost() == rows
     assert partition.lost(wait=1.0) == [], "each is told once"
+
+
+def test_what_is_no_array_is_refused_with_its_kind(world: World) -> None:
+    world.unit()
+    with pytest.raises(ContractError, match="a: list"):
+        create(world).put({"a": [1.0]})  # type: ignore[dict-item]  # as somebody might
+
+
+@pytest.mark.parametrize("spreading", [True, False])
+def test_a_column_that_its_consumer_does_not_read_is_refused_wherever_it_is(world: World, spreading: bool) -> None:
+    if spreading:
+        partition, _, _ = spread(world)
+    else:
+        world.unit()
+        partition = create(world)
+        partition.put({"a": column(1), "b": column(1)})
+    held = partition.lease("x", 1)
+    for name in ("b", "absent"):
+        with pytest.raises(ContractError, match=f"'x' of partition 'p' asks for '{name}'"):
+            partition.get(held, ["a", name])
+    assert partition.get(held).dense("a").tolist() == [0]
+
+
+def test_a_call_does_not_outwait_its_deadline_though_the_ledger_is_gone_too(world: World) -> None:
+    unit = world.unit()
+    partition = create(world)
+    partition.put({"a": column(1)})
+    held = partition.lease("x", 1)
+    world.serve(LEDGER, None)
+    world.serve(unit, None)
+    for call, answers in (
+        (lambda: partition.put({"a": column(1)}, deadline=2.0), 1),
+        (lambda: partition.put({"a": column(1)}, deadline=2.0), 1),
+        (lambda: partition.get(held, deadline=2.0), 2),
+        (lambda: partition.unit_stats(deadline=2.0), 1),
+    ):
+        before = world.clock.now
+        with pytest.raises(DeadlineError):
+            call()
+        assert world.clock.now - before <= answers * 2.0 + 0.5
 
 
 def test_a_put_that_names_a_row_twice_is_refused_and_changes_nothing(world: World) -> None:

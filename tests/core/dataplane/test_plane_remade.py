@@ -12,7 +12,7 @@ import pytest
 from headrace.contract import Ragged
 from headrace.dataplane import ColumnSchema, DataPlane, PartitionSpec, Rows
 from headrace.dataplane.messages import Noted, Put
-from headrace.errors import ContractError, LostRowsError
+from headrace.errors import ContractError, LostRowsError, RunError
 from support.plane_world import LEDGER, World
 
 FLOATS = PartitionSpec("phase", {"x": ColumnSchema("float32")}, {"train": ("x",)}, 2)
@@ -82,6 +82,20 @@ def test_no_two_partitions_have_a_row_in_common_whichever_end(plane: DataPlane) 
     assert not set(one.tolist()) & set(two.tolist())
     assert second.take("train", 1)[1].dense("x").tolist() == [1, 1]
     assert third.take("train", 1)[1].dense("x").tolist() == [7, 7]
+
+
+def test_a_late_word_about_rows_of_a_partition_that_ended_changes_nothing_in_the_next(plane: DataPlane) -> None:
+    first = plane.create(FLOATS)
+    first.put(ONES)
+    late = first.lease("train", 1)
+    plane.remove("phase")
+    second = plane.create(FLOATS)
+    second.put(ONES)
+    held = second.lease("train", 1)
+    for speak in (first.acknowledge, first.release, first.extend):
+        with pytest.raises(RunError, match="is not held"):
+            speak(late)
+    second.acknowledge(held)
 
 
 @pytest.mark.parametrize("lost", [1, 3])
