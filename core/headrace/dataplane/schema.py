@@ -13,6 +13,7 @@ import numpy as np
 from headrace.contract import Array, Column, Ragged
 from headrace.dataplane.messages import ColumnSchema, PartitionSpec, Put
 from headrace.errors import ContractError
+from headrace.wire.arrays import dtype_name
 
 _NO_VERSION = np.iinfo(np.int64).max
 
@@ -54,7 +55,7 @@ class Schema:
             _check_rows(put.rows)
         if not 0 <= put.version < _NO_VERSION:
             raise ContractError(f"a put of policy version {put.version}", fix="versions are counted from 0 on")
-        count = len(next(iter(put.columns.values())) if put.rows is None else put.rows)
+        count = _count(put)
         dense, total, ragged = 0, 0, []
         for name, column in put.columns.items():
             kind = self._kinds.get(name)
@@ -106,15 +107,25 @@ def _alike(count: int, number: int) -> Array:
 
 def _dtype(column: str, name: str) -> np.dtype[Any]:
     try:
-        return np.dtype(getattr(ml_dtypes, name, name))
+        dtype = np.dtype(getattr(ml_dtypes, name, name))
     except TypeError:
         raise ContractError(
             f"column {column!r} has the dtype {name!r}, which does not exist", fix="name a dtype as numpy does: float32"
         ) from None
+    try:
+        dtype_name(dtype)
+    except TypeError as error:
+        raise ContractError(f"column {column!r}: {error}", fix="name a dtype of numbers or bool: float32") from None
+    return dtype
 
 
 def _kind_of(name: str, column: ColumnSchema) -> _Kind:
     dtype = _dtype(name, column.dtype)
+    if min(column.shape, default=0) < 0:
+        raise ContractError(
+            f"column {name!r} has values of shape {list(column.shape)}",
+            fix="give the length of each dimension; only the first of a ragged column differs from row to row",
+        )
     return _Kind(column.ragged, dtype, column.shape, dtype.itemsize * prod(column.shape))
 
 
@@ -127,6 +138,16 @@ def _check_rows(rows: Array) -> None:
         raise ContractError(f"a put names row {twice[0]} twice", fix="put every row once")
 
 
+def _count(put: Put) -> int:
+    """Rows of a put."""
+    if put.rows is not None:
+        return len(put.rows)
+    name, column = next(iter(put.columns.items()))
+    if not isinstance(column, Ragged) and not column.ndim:
+        raise ContractError(f"column {name!r} of a put is one number", fix="put an array with an entry for each row")
+    return len(column)
+
+
 def _uneven(put: Put, count: int) -> ContractError:
     lengths = {name: len(column) for name, column in put.columns.items()}
     return ContractError(f"a put of {count} rows has columns of {lengths} rows", fix="give every row every column")
@@ -137,7 +158,8 @@ def _say_column(column: ColumnSchema) -> str:
 
 
 def _say(ragged: bool, dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
-    return _say_column(ColumnSchema(dtype.name, shape, ragged))
+    order = "" if dtype.isnative else " in another byte order than this machine's"
+    return _say_column(ColumnSchema(dtype.name + order, shape, ragged))
 
 
 def check_spec(spec: PartitionSpec) -> None:
