@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
 from headrace.observe.audit import audit_run
+from support.whole_runs import follow, pid_of
 
 Start = Callable[..., Any]
 MOVES = (
@@ -27,3 +30,13 @@ def test_the_long_tail_moves_with_its_keys_and_values_and_the_audit_passes(start
     assert result.ok, result.violations
     assert result.summary["moves"] > 0
     assert result.summary["prefilled_again"] == 0
+
+
+def test_a_run_whose_instance_is_killed_while_trajectories_move_completes(start: Start) -> None:
+    run = start(*MOVES, "phase.rl.steps=12")
+    moved = follow(run, "trajectory_moved")
+    os.kill(pid_of(run, moved["target"]), signal.SIGKILL)
+    assert run.wait() == 0, run.stderr
+    result = audit_run(run.directory)
+    assert result.ok, result.violations
+    assert result.summary["lost_nodes"] == {moved["target"]: 1}

@@ -100,8 +100,6 @@ _HAPPENED: list[tuple[str, dict[str, Any]]] = [
             **_DONE,
         },
     ),
-    ("instance_draining", {"instance": "rollout-1"}),
-    ("instance_left", {"instance": "rollout-1"}),
     ("checkpoint_saved", {"version": 1, "path": "checkpoints/1", "events": 20}),
     ("node_stopped", {"node": "rollout-0", "reason": "killed"}),
     ("resumed", {"version": 1, "checkpoint": "checkpoints/1", "events": 20, "restarted": []}),
