@@ -40,6 +40,8 @@ class InstancePeer(Peer):
         self.guests: set[tuple[int, int]] = set()
         """Trajectories that came from elsewhere, with their tries: their version stays until they are done."""
         self.sendings: list[Sending] = []
+        self.sent_on: dict[tuple[int, int], str] = {}
+        """Trajectories with their tries → where they went."""
         self._live_versions = live_versions
 
     async def call(self, method: str, request: Any = None, **told: Any) -> Any:
@@ -61,11 +63,14 @@ class InstancePeer(Peer):
         if target.closed or call.version not in target.serves:
             sending.outcome = EngineError(f"version {call.version} is not served")
             return
-        self.guests.discard((call.trajectory, call.attempt))
+        this = call.trajectory, call.attempt
+        self.guests.discard(this)
+        self.sent_on[this] = call.target
+        target.sent_on.pop(this, None)
+        target.guests.add(this)
         for play in [play for peer in peers.values() if isinstance(peer, Worker) for play in peer.plays]:
             if play.places.get(call.trajectory) == (self.address, call.attempt):
                 play.places[call.trajectory] = (target.address, call.attempt)
-                target.guests.add((call.trajectory, call.attempt))
                 sending.outcome = Moved(tokens=3, nbytes=12)
 
     def reply(self, sending: Sending) -> None:

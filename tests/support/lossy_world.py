@@ -284,6 +284,8 @@ class World(Launches):
             )
             play.places[trajectory] = placing = asyncio.ensure_future(self.controller.place(call))
             placing.add_done_callback(lambda done: done.cancelled() or done.exception())  # its worker may be lost
+        elif onward := self.peers[place[0]].sent_on.get((trajectory, place[1])):
+            play.places[trajectory] = onward, place[1]
         elif item.version in self.peers[place[0]].serves or (trajectory, place[1]) in self.peers[place[0]].guests:
             play.done.add(trajectory)
             worker.mail.append(finished(item, trajectory))

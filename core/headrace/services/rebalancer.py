@@ -12,7 +12,7 @@ from typing import Any
 from headrace.errors import HeadraceError
 from headrace.flow import Flow, Move
 from headrace.services.attempts import Attempts
-from headrace.services.fleet import Fleet
+from headrace.services.fleet import Fleet, Instance
 from headrace.services.moves import CARRY_DEADLINE, OFFER_DEADLINE
 from headrace.services.request_messages import MoveCall, Moved
 from headrace.services.tally import Tally
@@ -47,13 +47,12 @@ class Rebalancer:
             if move.trajectory not in self._moving:
                 self._moving.add(move.trajectory)
                 attempt = self._attempts.current(move.trajectory)
-                self._fleet.spawn(self._carry_out(move, attempt), f"move trajectory {move.trajectory}")
+                # Looked up now: either may be lost before the work begins.
+                source, target = self._fleet.get(move.source), self._fleet.get(move.target)
+                self._fleet.spawn(self._carry_out(move, attempt, source, target), f"move trajectory {move.trajectory}")
 
-    async def _carry_out(self, move: Move, attempt: int) -> None:
-        source, target = self._fleet.get(move.source), self._fleet.get(move.target)
-        call = MoveCall(
-            trajectory=move.trajectory, attempt=attempt, version=move.version, target=self._fleet.address(move.target)
-        )
+    async def _carry_out(self, move: Move, attempt: int, source: Instance, target: Instance) -> None:
+        call = MoveCall(trajectory=move.trajectory, attempt=attempt, version=move.version, target=target.address)
         moved: Moved | None = None
         try:
             moved = await source.client.call(
