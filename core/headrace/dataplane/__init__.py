@@ -5,6 +5,17 @@ reads them; the *ledger* knows what is where, who may read it and who has it on 
 and consumers talk to both: ``put`` goes to a unit, which tells the ledger before it answers; ``lease`` is answered by
 the ledger, and the values are then fetched from the units. Several ledgers can each own groups of a data plane
 (``shards``), and all of it can be written to a file and brought back (``snapshot``).
+
+A run makes its own. To have one alone, serve the ledger in a process, with a storage of its own or with further units
+(:mod:`headrace.dataplane.serve`), and talk to it from any other::
+
+    asyncio.run(serve_ledger(ipc_address(directory, "ledger"), storage))
+
+    with_tokens = {"tokens": ColumnSchema("int32", ragged=True)}
+    partition = DataPlane(address).create(PartitionSpec("phase", with_tokens, {"train": ("tokens",)}))
+    partition.put({"tokens": Ragged.from_arrays(answers)})
+    held, batch = partition.take("train", 32, at_least=1)
+    partition.acknowledge(held)
 """
 
 from headrace.dataplane.async_plane import AsyncPlane

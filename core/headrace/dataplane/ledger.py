@@ -158,7 +158,13 @@ class LedgerService:
         """Groups whose values a unit has taken along: whoever made them makes them anew. Each caller is told of all,
         so that nothing is missed when one dies that was told."""
         check_wait(call.wait)
-        return self._partition(call.partition).lost(call.seen, call.wait)
+        partition = self._partition(call.partition)
+        if call.made != partition.made:
+            raise ContractError(
+                f"partition {call.partition!r} was removed, and there is another of its name",
+                fix="ask the data plane for the partition again",
+            )
+        return partition.lost(call.seen, call.wait)
 
     @rpc
     def stats(self, partition: str) -> PartitionStats:

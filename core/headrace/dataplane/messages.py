@@ -206,6 +206,8 @@ class LostCall(Message, frozen=True):
     some, else after ``wait`` seconds."""
 
     partition: str
+    made: int
+    """As in :class:`Described`: of which of the partitions that bore the name, one after another."""
     wait: float
     seen: int
 

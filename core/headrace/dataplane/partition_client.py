@@ -75,9 +75,10 @@ class Partition:
         described = self._describe()
         check_place(described, *shard)
         self.spec: PartitionSpec = described.spec
+        self._made = described.made
         self._show(described.units)
         self._turn = 0
-        self.told = 0
+        self._told = 0
         """Groups that :meth:`lost` has told of."""
 
     @property
@@ -275,10 +276,14 @@ class Partition:
         """Groups whose values went with a storage unit and that this object has not told of; waits up to ``wait``
         seconds for some. No consumer gets them any more: make them anew. A new object begins with the first that ever
         was lost: whoever takes another's place hears what that one had heard."""
-        call = LostCall(self.name, wait, self.told)
+        call = self.lost_call(wait)
         lost = self.ledger.call("lost", call, reply=list[int], deadline=deadline + wait, awaiting="news of lost rows")
-        self.told += len(lost)
+        self._told += len(lost)
         return lost
+
+    def lost_call(self, wait: float) -> LostCall:
+        """What :meth:`lost` asks."""
+        return LostCall(self.name, self._made, wait, self._told)
 
     def stats(self, *, deadline: float = DEADLINE) -> PartitionStats:
         """Rows, bytes, leases, what is ready and who waits."""

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from headrace.contract import Array, Batch, Column, StorageStats
-from headrace.dataplane.messages import LeaseCall, LookCall, LostCall, Noted, PartitionStats, Ready
+from headrace.dataplane.messages import LeaseCall, LookCall, Noted, PartitionStats, Ready
 from headrace.dataplane.partition_client import DEADLINE, GRACE, LEASE_SECONDS, Partition, Rows
 from headrace.dataplane.shards import SHARD_BITS, oldest_shares, shards_of
 from headrace.errors import ContractError, DeadlineError, HeadraceError, RunError
@@ -175,7 +175,7 @@ class ShardedPartition(Partition):
         lost = [group for shard in self._shards for group in shard.lost(deadline=deadline)]
         if lost or not wait:
             return lost
-        calls = [LostCall(self.name, wait, shard.told) for shard in self._shards]
+        calls = [shard.lost_call(wait) for shard in self._shards]
         if self._ask_any("lost", calls, list[int], wait):
             return self.lost(deadline=deadline)
         return []

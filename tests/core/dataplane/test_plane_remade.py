@@ -98,6 +98,16 @@ def test_a_late_word_about_rows_of_a_partition_that_ended_changes_nothing_in_the
     second.acknowledge(held)
 
 
+def test_whoever_asks_for_the_losses_of_a_partition_that_ended_is_not_told_of_those_of_the_next(
+    plane: DataPlane,
+) -> None:
+    first = plane.create(FLOATS)
+    plane.remove("phase")
+    plane.create(FLOATS)
+    with pytest.raises(ContractError, match="partition 'phase' was removed, and there is another of its name"):
+        first.lost()
+
+
 @pytest.mark.parametrize("lost", [1, 3])
 def test_rows_whose_answer_from_the_ledger_is_lost_are_kept_once(lost: int) -> None:
     world = World()
