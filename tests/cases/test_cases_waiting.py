@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -130,8 +131,9 @@ async def test_H04_a_loop_that_was_blocked_between_two_heartbeats_says_for_how_l
 
     network = Network.create(str(tmp_path), host=None)
     spec = NodeSpec(name="environment-0", role="environment", start=0, controller="", network=network, setup=b"")
+    service = SimpleNamespace(spec=spec, kv_used=None)
     with pytest.raises(EOFError):
-        await node._beat(spec, Controller())  # type: ignore[arg-type]  # calls only
+        await node._beat(service, Controller())  # type: ignore[arg-type]  # what it reads, and calls only
     assert beats[0].loop_lag == 0
     assert beats[1].loop_lag > 0.3
 

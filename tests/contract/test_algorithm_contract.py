@@ -13,6 +13,7 @@ from headrace.testing import FakeAlgorithm
 from headrace.testing.suites import AlgorithmContract
 from headrace_algorithms.grpo import Grpo
 from headrace_algorithms.supervised import Supervised
+from headrace_algorithms.variants import Cispo, Dapo, DrGrpo, Gspo, Longcat, MaxRl, Rloo, Sapo, Tbpo
 
 SETTINGS: list[dict[str, Any]] = [
     {},
@@ -26,6 +27,31 @@ class TestGrpo(AlgorithmContract):
     @pytest.fixture(params=SETTINGS, ids=str)
     def plugin(self, request: pytest.FixtureRequest) -> Algorithm:
         return Grpo(Grpo.Settings(**request.param))
+
+    @pytest.fixture
+    def tensor(self) -> Callable[[Array], Any]:
+        return torch.from_numpy
+
+
+class TestVariants(AlgorithmContract):
+    @pytest.fixture(
+        params=[
+            (DrGrpo, {"constant_length": 8.0}),
+            (Dapo, {}),
+            (Rloo, {}),
+            (MaxRl, {}),
+            (Cispo, {}),
+            (Sapo, {}),
+            (Gspo, {}),
+            (Longcat, {"constant_length": 8.0}),
+            (Tbpo, {}),
+        ],
+        ids=lambda variant: variant[0].__name__,
+    )
+    def plugin(self, request: pytest.FixtureRequest) -> Algorithm:
+        variant, settings = request.param
+        found: Algorithm = variant(variant.Settings(**settings))
+        return found
 
     @pytest.fixture
     def tensor(self) -> Callable[[Array], Any]:

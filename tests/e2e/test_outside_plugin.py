@@ -44,7 +44,7 @@ def headrace(*words: str, environment: dict[str, str]) -> str:
 
 
 def test_its_plugins_are_listed_with_their_distribution(outside: dict[str, str]) -> None:
-    for role, name in (("environment", "running_parity"), ("algorithm", "rloo")):
+    for role, name in (("environment", "running_parity"), ("algorithm", "capped_rloo")):
         listed = headrace("plugins", role, environment=outside)
         assert any(name in line and "headrace-parity" in line for line in listed.splitlines()), listed
 

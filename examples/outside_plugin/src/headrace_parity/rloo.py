@@ -1,4 +1,4 @@
-"""``rloo``: REINFORCE, each trajectory against the mean of the others of its group (arXiv:2402.14740).
+"""``capped_rloo``: REINFORCE, each trajectory against the mean of the others of its group (arXiv:2402.14740).
 
     advantage of i  =  reward of i  -  mean reward of the group's others
     numerator       =  - sum over sampled tokens of  min(current / behaviour, cap) * advantage * log-prob
