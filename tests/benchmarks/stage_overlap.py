@@ -62,7 +62,7 @@ def generate(plane: DataPlane, name: str, parts: int, seconds: float) -> None:
     lengths = np.full(count, TOKENS)
     tokens = Ragged(values=np.zeros(count * TOKENS, np.int32), offsets=np.concatenate([[0], np.cumsum(lengths)]))
     for _ in range(parts):
-        time.sleep(seconds / parts)
+        time.sleep(seconds / parts)  # the stage's work: a wait, since two cores could not overlap three of it
         partition.put({"tokens": tokens})
 
 
@@ -70,7 +70,7 @@ def reference(plane: DataPlane, name: str, parts: int, seconds: float) -> None:
     partition = plane.partition(name)
     for _ in range(parts):
         rows, batch = partition.take("reference", ROWS // parts, deadline=WAIT)
-        time.sleep(seconds / parts)
+        time.sleep(seconds / parts)  # the stage's work: a wait, since two cores could not overlap three of it
         tokens = batch.ragged("tokens")
         logprobs = tokens.like(np.zeros(len(tokens.values), np.float32))
         partition.put({"logprobs": logprobs}, rows=rows.rows)
@@ -81,7 +81,7 @@ def train(plane: DataPlane, name: str, parts: int, seconds: float) -> None:
     partition = plane.partition(name)
     for _ in range(parts):
         rows, _ = partition.take("train", ROWS // GROUP // parts, deadline=WAIT)
-        time.sleep(seconds / parts)
+        time.sleep(seconds / parts)  # the stage's work: a wait, since two cores could not overlap three of it
         partition.acknowledge(rows)
 
 

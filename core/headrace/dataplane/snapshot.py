@@ -74,7 +74,7 @@ def _take(writer: RecordWriter, ledgers: Sequence[str], client: Connect, seconds
             sent = client(address).send("freeze", seconds, deadline=_left(end), awaiting="a ledger's state")
             frozen.append(client(address).receive(sent, Frozen))
         _write(writer, frozen, client, end)
-    except BaseException:  # raised again
+    except BaseException:  # whatever it was, ledgers must not keep holding what is deleted; raised again
         with suppress(HeadraceError):  # a hold ends by itself
             _thaw(ledgers, frozen, client, end)
         raise
