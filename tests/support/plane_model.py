@@ -17,10 +17,11 @@ COLUMNS = {
     "tokens": ColumnSchema("int32", ragged=True),
     "reward": ColumnSchema("float32"),
     "pixels": ColumnSchema("uint8", (2,), ragged=True),
+    "mark": ColumnSchema("float32"),
 }
 READS: dict[str, tuple[str, ...]] = {"score": ("tokens",), "look": ("pixels",), "train": ("tokens", "reward")}
-WRITES = {"score": ("reward",)}
-"""Where a consumer adds what it makes of a row, and is done with it then."""
+WRITES = {"score": ("reward",), "look": ("mark",)}
+"""What consumers may add to a row, and are done with it then. Nobody reads marks: who adds one may be the last."""
 ALL = -1
 """In place of a member, for a consumer that is given whole groups."""
 STORED, DUPLICATE, LATE, UNKNOWN = range(4)
@@ -79,9 +80,11 @@ class PlaneModel:
         return [key for consumer in READS for key in self.keys(consumer)]
 
     def finish(self, group: Group) -> None:
-        """Consumers are done with what has the columns that they add."""
+        """Consumers are done with what has the columns that they add, and a group leaves when all are."""
         for consumer, adds in self.writes.items():
             group.done.update(key for key in self.keys(consumer) if group.complete(key[1], adds))
+        if not group.gone and len(group.done) == len(self.everybody):
+            group.gone = "done"
 
     def keys(self, consumer: str) -> list[tuple[str, int]]:
         """What of a group the consumer is given at a time."""
@@ -128,7 +131,7 @@ class PlaneModel:
         return [
             (number * self.size + member, name)
             for number, group in self.groups.items()
-            if not group.gone or (group.held and group.gone != "done")
+            if not group.gone or group.held
             for member, row in enumerate(group.rows)
             for name, at in row.units.items()
             if at == unit
@@ -137,7 +140,7 @@ class PlaneModel:
 
 def value(column: str, serial: int) -> Array:
     """Different for every put."""
-    if column == "reward":
+    if column in ("reward", "mark"):
         return np.array(serial, dtype=np.float32)
     if column == "tokens":
         return np.arange(serial, serial + serial % 5, dtype=np.int32)

@@ -235,7 +235,10 @@ class LedgerService:
             partition = self._partition(note.partition)
             if note.made not in (0, partition.made):
                 return Noted(remade=True)
-            return partition.note(note, unit)
+            noted = partition.note(note, unit)
+            if partition.spec.writes:
+                self._free(partition, partition.left(partition.ledger.take_left()))
+            return noted
         except HeadraceError as error:
             return _not_taken(error)
         except Exception as error:
@@ -282,8 +285,8 @@ class LedgerService:
             done = partition.acknowledge(ref)
         if done is not None:
             held, left = done
-            self._free(partition, left)
             self._free_unread(partition, held)
+            self._free(partition, partition.left(left))
 
     @rpc
     def first_batch(self, which: FirstBatch) -> int:

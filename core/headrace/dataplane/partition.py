@@ -173,6 +173,11 @@ class PartitionLedger:
             return self._sharing.acknowledge(ref.lease, ref.holder)
         return self.ledger.acknowledge(ref.lease)
 
+    def left(self, groups: Array) -> Array:
+        """Every consumer is done with these. Returns those to be freed now."""
+        # Somebody holds them still only where consumers are done by what is written.
+        return self._unread(groups) if len(groups) and self.spec.writes else groups
+
     def extend(self, ref: LeaseRef) -> None:
         """ValueError when the lease is not held."""
         until = monotonic() + ref.seconds

@@ -56,6 +56,7 @@ class ConsumerTable(GroupTable):
             first_group=first_group,
         )
         self._consumers: dict[str, Consumer] = {}
+        self._left: list[int] = []
         for rows in (False, True):
             for index, name in enumerate(name for name in consumers if (name in by_row) == rows):
                 reads, adds = self._mask(consumers[name]), self._mask(writes.get(name, ()))
@@ -81,11 +82,15 @@ class ConsumerTable(GroupTable):
 
     def _finished(self, rows: Array, old: Array, new: Array) -> None:
         """``old``, ``new``: masks of the columns that rows had, and have now."""
+        some = False
         for consumer in self._consumers.values():
             if writes := consumer.writes:
                 finished = rows[(old & writes != writes) & (new & writes == writes)]
                 if len(finished):
                     self._finish_rows(consumer, finished)
+                    some = True
+        if some:
+            self._leave_by_writing(np.unique(rows // self.group_size))
 
     def _finish_rows(self, consumer: Consumer, rows: Array) -> None:
         """They have all that the consumer writes now."""
@@ -138,7 +143,6 @@ class ConsumerTable(GroupTable):
         """This moment. O(groups since the oldest open one)."""
         groups = np.arange(self._groups.low, self._groups.end)
         groups = groups[self._column_of("open", groups)]
-        groups = groups[~self._done_by_all(groups)]
         return LedgerState(
             next_group=self.next_group,
             reserved=np.array(self._reserved, dtype=np.int64),
@@ -170,8 +174,21 @@ class ConsumerTable(GroupTable):
             ids = self.rows_of(state.groups).reshape(there.shape) if consumer.by_row else state.groups
             self._make_ready(consumer, ids[there & ~done])
 
-    def _done_by_all(self, groups: Array) -> Array:
-        """bool [n]: whether no consumer wants anything of groups any more."""
-        done: Array = (self._column_of("state", groups) == DONE).all(axis=1)
+    # ------------------------------------------------------------ groups that leave
+
+    def take_left(self) -> Array:
+        """Groups that left since this was asked last because what a consumer writes was there, which was the last to
+        want them."""
+        left, self._left = np.array(self._left, dtype=np.int64), []
+        return left
+
+    def _leave_by_writing(self, groups: Array) -> None:
+        self._left += self._leave_unwanted(groups).tolist()
+
+    def _leave_unwanted(self, groups: Array) -> Array:
+        """Those of open groups leave of which no consumer wants anything any more; returns them."""
+        done = (self._column_of("state", groups) == DONE).all(axis=1)
         done &= (self._column_of("row_state", groups) == DONE).all(axis=(1, 2))
-        return done
+        left: Array = groups[done]
+        self._leave(left)
+        return left

@@ -106,14 +106,18 @@ class Ledger(ConsumerTable):
         self.nbytes += (
             int(np.add.reduce(nbytes)) if isinstance(nbytes, np.ndarray) else nbytes * groups * self.group_size
         )
+        wanted = False
         for consumer in self._consumers.values():
-            if consumer.reads & added != consumer.reads:
+            done = consumer.writes and consumer.writes & added == consumer.writes
+            wanted |= not done
+            if not done and consumer.reads & added != consumer.reads:
                 continue
             scale = self.group_size if consumer.by_row else 1
-            done = consumer.writes and consumer.writes & added == consumer.writes
             self._states(consumer)[slots.start * scale : slots.stop * scale] = DONE if done else READY
             if not done:
                 consumer.ready.add_of(version, np.arange(first * scale, (first + groups) * scale))
+        if not wanted:
+            self._leave_by_writing(np.arange(first, first + groups))
         return first
 
     def write(
@@ -319,10 +323,7 @@ class Ledger(ConsumerTable):
         held = self.leases.end(lease)
         who = self._consumers[held.consumer]
         self._states(who)[self._slots(who, self._present(held))] = DONE
-        groups = self._open(held.groups)
-        left: Array = groups[self._done_by_all(groups)]
-        self._leave(left)
-        return held, left
+        return held, self._leave_unwanted(self._open(held.groups))
 
     def _open(self, groups: Array) -> Array:
         groups = groups[groups >= self._groups.low]

@@ -76,18 +76,17 @@ class PlaneMachine(PlaneModel, RuleBasedStateMachine):
         shards=st.sampled_from([1, 1, 2, 3]),
         own=st.booleans(),
         by_row=st.sets(st.sampled_from(["score", "look"])),
-        writes=st.sampled_from([{}, WRITES]),
+        writers=st.sets(st.sampled_from(sorted(WRITES))),
     )
-    def begin(
-        self, group_size: int, shards: int, own: bool, by_row: set[str], writes: dict[str, tuple[str, ...]]
-    ) -> None:
-        self.size, self.shards, self.by_row, self.writes = group_size, shards, by_row, writes
+    def begin(self, group_size: int, shards: int, own: bool, by_row: set[str], writers: set[str]) -> None:
+        self.size, self.shards, self.by_row = group_size, shards, by_row
+        self.writes = {consumer: WRITES[consumer] for consumer in sorted(writers)}
         self.directory = tempfile.TemporaryDirectory()
         self.file = Path(self.directory.name) / "snapshot"
         self.snapshot_of: Kept | None = None
         self.world = World(own=own and shards == 1, shards=shards)
         self.units = [self.world.unit() for _ in range(2)]
-        spec = PartitionSpec("phase", COLUMNS, READS, group_size, "tokens", writes, tuple(sorted(by_row)))
+        spec = PartitionSpec("phase", COLUMNS, READS, group_size, "tokens", self.writes, tuple(sorted(by_row)))
         self.partition = self.world.plane().create(spec)
         self.groups: dict[int, Group] = {}
         self.leases: dict[int, Held] = {}
@@ -126,8 +125,7 @@ class PlaneMachine(PlaneModel, RuleBasedStateMachine):
             number = rows[start] // self.size
             assert number not in self.groups, "an id is given once"
             self.groups[number] = Group(version, [Row() for _ in range(self.size)])
-        for row, values in zip(rows, made, strict=True):
-            self.keep(row, values)
+        self.keep(dict(zip(rows, made, strict=True)))
 
     def add(self, data: st.DataObject) -> None:
         column = data.draw(st.sampled_from(sorted(COLUMNS)))
@@ -136,10 +134,8 @@ class PlaneMachine(PlaneModel, RuleBasedStateMachine):
         made = self.make(len(rows), {column})
         noted = self.partition.try_put(self.joined(made, {column}), rows=np.array(rows))
         codes = [STORED] * len(rows) if noted.refused is None else noted.refused.tolist()
-        for row, values, code in zip(rows, made, codes, strict=True):
-            assert code == self.expected_code(row, column)
-            if code == STORED:
-                self.keep(row, values)
+        assert codes == [self.expected_code(row, column) for row in rows]
+        self.keep({row: values for row, values, code in zip(rows, made, codes, strict=True) if code == STORED})
 
     def make(self, count: int, columns: Collection[str]) -> list[dict[str, Array]]:
         self.serial += count
@@ -148,13 +144,14 @@ class PlaneMachine(PlaneModel, RuleBasedStateMachine):
     def joined(self, made: list[dict[str, Array]], columns: Collection[str]) -> dict[str, Column]:
         return {name: join(name, [values[name] for values in made]) for name in sorted(columns)}
 
-    def keep(self, row: int, values: dict[str, Array]) -> None:
+    def keep(self, put: dict[int, dict[str, Array]]) -> None:
         """Where a unit has it, a look at the units tells: producers take them in turn."""
-        kept = self.groups[row // self.size].rows[row % self.size]
-        for name, array in values.items():
-            kept.values[name] = array
-            kept.units[name] = self.unit_of(row, name)
-        self.finish(self.groups[row // self.size])
+        for row, values in put.items():
+            self.row(row).values |= values
+            self.finish(self.groups[row // self.size])
+        for row, values in put.items():
+            group = self.groups[row // self.size]
+            self.row(row).units |= {} if group.gone and not group.held else {n: self.unit_of(row, n) for n in values}
 
     def unit_of(self, row: int, name: str) -> str:
         (unit,) = [unit for unit, storage in self.world.storages.items() if has(storage, row, name)]
@@ -205,8 +202,7 @@ class PlaneMachine(PlaneModel, RuleBasedStateMachine):
             batch = self.partition.get(held.rows, columns, deadline=AT_ONCE)
         except LostRowsError:
             rows = held.rows.rows.tolist()
-            gone = [self.row(row).units[column] not in self.world.storages for row in rows for column in columns]
-            assert any(gone) or any(self.groups[row // self.size].gone == "done" for row in rows)
+            assert any(self.row(row).units[column] not in self.world.storages for row in rows for column in columns)
             return
         self.check(batch, held.rows, columns)
 

@@ -67,13 +67,27 @@ def test_a_ledger_that_continues_another_offers_what_was_held_and_not_what_was_d
     assert again.open(0) == 3
 
 
-def test_what_everybody_is_done_with_is_no_part_of_a_state() -> None:
-    """Nobody would ever acknowledge it there."""
-    book = Ledger(group_size=1, columns=("x", "y"), consumers={"fill": ("x",)}, writes={"fill": ("y",)})
-    book.open_many(2, 0)
+def test_a_group_leaves_when_the_last_consumer_that_wants_it_has_written_what_it_adds() -> None:
+    """Nobody need acknowledge anything afterwards: there may be nobody left to do so."""
+    book = Ledger(group_size=2, columns=("x", "y"), consumers={"fill": ("x",)}, writes={"fill": ("y",)})
+    book.open_many(3, 0)
+    write(book, [0, 1, 2, 3], "x")
+    write(book, [0, 1, 2], "y")
+    assert (book.take_left().tolist(), book.buffered, list(book.open_groups())) == ([0], 2, [1, 2])
+    assert not book.write_row(3, ("y",), nbytes=4, version=0)
+    assert (book.take_left().tolist(), book.buffered, book.nbytes) == ([1], 0, 0)
+    assert book.insert(2, 0, ("y",), nbytes=4) == 3
+    assert (book.take_left().tolist(), book.buffered, list(book.open_groups())) == ([3, 4], 0, [2])
+
+
+def test_what_is_put_with_all_that_a_consumer_adds_is_never_given_to_it() -> None:
+    book = Ledger(
+        group_size=1, columns=("x", "y"), consumers={"fill": ("x",), "train": ("x", "y")}, writes={"fill": ("y",)}
+    )
+    book.insert(2, 0, ("y",), nbytes=4)
     write(book, [0, 1], "x")
-    write(book, [0], "y")
-    assert book.state().groups.tolist() == [1]
+    assert book.ready("fill") == {}
+    assert book.ready("train") == {0: 2}
 
 
 def test_what_a_lost_stage_had_written_is_not_given_out_again() -> None:
