@@ -123,6 +123,18 @@ class Relative(Algorithm):
 
 
 @concrete
+class Alone(Algorithm):
+    """Compares nobody with anybody."""
+
+    @classmethod
+    def needs(cls, settings: Any) -> AlgorithmNeeds:
+        return AlgorithmNeeds()
+
+    def loss(self, *, temperature: float) -> LossSpec:
+        return LossSpec(function="nowhere:loss")
+
+
+@concrete
 class Imitation(Algorithm):
     @classmethod
     def needs(cls, settings: Any) -> AlgorithmNeeds:

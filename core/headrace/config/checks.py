@@ -117,6 +117,13 @@ class _Checker:
                 *_places(index, "batch", "group_size"),
                 fix=f"set batch.group_size to {needs.min_group_size} or more",
             )
+        if needs.rollout and phase.batch.dynamic_sampling and phase.batch.group_size == 1:
+            self._config(
+                "dynamic sampling drops groups whose rewards are all equal, and those of one member always are",
+                *_places(index, "batch", "dynamic_sampling"),
+                *_places(index, "batch", "group_size"),
+                fix="set batch.group_size to 2 or more, or batch.dynamic_sampling = false",
+            )
         environment = self.plugins.environment
         if not needs.rollout and environment and not issubclass(environment.cls, Demonstrations):
             self._wiring(

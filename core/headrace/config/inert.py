@@ -26,6 +26,7 @@ def inert_settings(job: Job, needs: Sequence[AlgorithmNeeds | None]) -> list[Con
         *_overridden(job),
         *_no_modes(job),
         *_without_tcp(job),
+        *_without_dynamic_sampling(job),
     ]
 
 
@@ -120,3 +121,11 @@ def _without_tcp(job: Job) -> list[ConfigError]:
     if job.network.transport == "tcp" or not job.written(path):
         return []
     return [_warning(job, "host is ignored: ipc sockets have none", path, 'set network.transport = "tcp"')]
+
+
+def _without_dynamic_sampling(job: Job) -> list[ConfigError]:
+    key = "max_generated_batches"
+    path: KeyPath = ("batch", key)
+    if any(phase.batch.dynamic_sampling for phase in job.phases) or not job.written(path):
+        return []
+    return [_warning(job, f"{key} is ignored: no phase samples dynamically", path, "set dynamic_sampling = true")]

@@ -151,6 +151,11 @@ class BatchConfig(Table):
     streaming: bool = False
     """Train on groups as they come, ahead of their batch. Mini-batches are whole groups then, in the order in which
     these came."""
+    dynamic_sampling: bool = False
+    """Groups whose rewards are all equal are dropped, and others generated in their place; where answers are
+    generated."""
+    max_generated_batches: Count = 10
+    """Batches' worth of groups that may be generated for one batch under dynamic sampling, before the run stops."""
 
 
 class StagesConfig(Table):

@@ -86,7 +86,6 @@ class Flow(Serving):
         )
         self._dispatch = Dispatch(
             self._fleet,
-            batch_groups=batch_groups,
             group_size=group_size,
             lockstep=policy.lockstep,
         )
@@ -180,18 +179,19 @@ class Flow(Serving):
         version = self._version_to_start()
         if version is None:
             return None
+        admitted = self._admission.admitted(self.view())
         self._versions.opened(version)
         group = self._ledger.open(version)
         trajectories = self._ledger.rows(group)
         self._dispatched += len(trajectories)
         self._in_flight += len(trajectories)
-        cohort = self._dispatch.start(group, trajectories, version) if self._rollout else None
+        cohort = self._dispatch.start(group, trajectories, version, admitted=admitted) if self._rollout else None
         return Ticket(
             group=group,
             version=version,
             trajectories=tuple(trajectories),
             instances=tuple(map(self.instance_of, trajectories)),
-            cohort=cohort.version if cohort else None,
+            cohort=cohort.groups.start if cohort else None,
             cohort_sizes=cohort.sizes if cohort else {},
         )
 
@@ -304,8 +304,6 @@ class Flow(Serving):
         batch. ValueError when the lease is not held any more: the rows are, or will be, in another one."""
         done = self._batch.finish(lease)
         self._batch_trained = applied
-        if not applied:
-            self._dispatch.end_cohort()
         self._trained += len(done.rows)
         return done.rows
 
@@ -336,7 +334,7 @@ class Flow(Serving):
         if not self._rollout:
             return newest if admits else None
         self._switching.settle()
-        if admits and self._dispatch.can_start(newest):
+        if admits and self._dispatch.can_start(self.next_group, newest, idle=not self._in_flight):
             return newest
         if self._lockstep or self._batch.is_partial:  # what is certain to be in the batch stays so
             return None

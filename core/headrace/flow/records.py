@@ -39,8 +39,7 @@ class Ticket:
     """Parallel to ``trajectories``. ``""``: nothing is rolled out in this phase; or, in lockstep after an instance was
     lost in the middle of a cohort, this member is in :meth:`Flow.unplaced` and needs :meth:`Flow.place_again`."""
     cohort: int | None
-    """Lockstep only: the version whose first groups this one belongs to. None for a group that replaces a dropped one
-    and for everything outside lockstep."""
+    """Lockstep only: the first of the groups that this one is decoded together with."""
     cohort_sizes: Mapping[str, int]
     """Lockstep: how many trajectories of this cohort each instance gets in all, as fixed when the cohort began."""
 

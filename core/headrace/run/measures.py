@@ -53,6 +53,7 @@ class Measures:
                 "rollout/tokens_per_second": tally.response_tokens / elapsed,
                 "rollout/failed": sum(tally.failed.values()),
                 **{f"rollout/failed/{reason}": count for reason, count in sorted(tally.failed.items())},
+                "rollout/uninformative_groups": tally.uninformative,
                 "rollout/moves": tally.moves,
                 "rollout/failed_moves": tally.failed_moves,
                 "rollout/tokens_prefilled_again": tally.prefilled_again,

@@ -67,17 +67,19 @@ def stage_nodes(job: Job) -> tuple[str, ...]:
 def group_plan(job: Job, phase: Phase, environment: Environment) -> GroupPlan:
     """How the groups of a phase are filled."""
     seed, tasks, columns = job.job.seed, environment.size("train"), _columns(job, phase)
+    rollout, batch = needs_of(phase).rollout, phase.batch
     return GroupPlan(
         partition=phase.name,
         columns=columns.first,
         by_row=bool(columns.by_row),
-        rollout=needs_of(phase).rollout,
+        rollout=rollout,
         max_new_tokens=job.rollout.max_new_tokens,
         temperature=job.rollout.temperature,
         task_index=task_order(tasks, seed=seed),
         next_task=lambda task: task + 1 if tasks is None else (task + 1) % tasks,
         seed=lambda trajectory: derive_seed(seed, "trajectory", trajectory),
         max_failed_share=job.environment.max_failed_share,
+        max_generated=batch.max_generated_batches * batch.groups if rollout and batch.dynamic_sampling else None,
     )
 
 

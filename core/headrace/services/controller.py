@@ -312,6 +312,7 @@ class Controller:
         lease = flow.take_batch(now=now, ttl=LEASE_SECONDS)
         if lease is not None:
             self._emit("batch_taken", version=lease.version, groups=lease.groups, rows=lease.rows)
+            self._require_groups().batch_taken()
             return Part(lease, last=True)
         part = flow.take_part(now=now, ttl=LEASE_SECONDS) if self._in_parts else None
         return None if part is None else Part(part, last=False)

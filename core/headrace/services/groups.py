@@ -18,6 +18,7 @@ from headrace.contract import Array
 from headrace.errors import RunError
 from headrace.flow import LATE, STORED, Flow, Ticket
 from headrace.services.attempts import Attempts
+from headrace.services.dynamic_sampling import UNINFORMATIVE, DynamicSampling
 from headrace.services.fleet import Fleet
 from headrace.services.messages import Member, PlaceCall, Placement, TrajectoryFinished, WorkItem
 from headrace.services.rebalancer import Rebalancer
@@ -48,6 +49,8 @@ class GroupPlan:
     """Trajectory id → sampling seed."""
     max_failed_share: float
     """Of the trajectories of a batch, before the run stops."""
+    max_generated: int | None = None
+    """Groups per batch, with dynamic sampling; None without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,7 @@ class Groups:
         self._attempts = attempts
         self._emit = emit
         self._free = free
+        self._tally = tally
         self._unstarted: set[int] = set()
         """Trajectories whose present try waits for a place."""
         self._started_on: dict[int, str] = {}
@@ -92,6 +96,7 @@ class Groups:
         self._rebalancer = Rebalancer(
             flow, fleet=fleet, attempts=attempts, tally=tally, emit=emit, arrived=self._started_on.__setitem__
         )
+        self._sampling = None if plan.max_generated is None else DynamicSampling(limit=plan.max_generated)
         self._tasks: dict[int, int] = {}
         """Group in flight → its task; by now another one may be due to the group's id."""
 
@@ -281,7 +286,12 @@ class Groups:
                 stored[group] = None
         complete = [group for group in stored if self.flow.ledger.is_started(group)]
         for group in complete:
-            self._forget(group, range(group * self.flow.group_size, (group + 1) * self.flow.group_size))
+            if self._sampling is not None and self._sampling.rejects(group):
+                self._tally.uninformative += 1
+                self.drop(group, UNINFORMATIVE)
+                outcome[[t // self.flow.group_size == group for t in rows.trajectories]] = LATE
+            else:
+                self._forget(group, range(group * self.flow.group_size, (group + 1) * self.flow.group_size))
         return outcome, complete
 
     def _store(self, rows: StoredRows, place: int) -> bool:
@@ -290,6 +300,8 @@ class Groups:
         if not self.flow.stored(trajectory, version=version, tokens=rows.tokens[place], nbytes=nbytes, unit=rows.unit):
             return False
         self._emit("trajectory_scored", trajectory=trajectory, reward=rows.rewards[place])
+        if self._sampling is not None:
+            self._sampling.scored(trajectory // self.flow.group_size, rows.rewards[place])
         self._emit(
             "row_stored",
             row=trajectory,
@@ -299,6 +311,11 @@ class Groups:
             nbytes=nbytes,
         )
         return True
+
+    def batch_taken(self) -> None:
+        """What is stored from now on is for the next one."""
+        if self._sampling is not None:
+            self._sampling.taken()
 
     def lost_unit(self, unit: int) -> None:
         """A storage unit is gone with the rows it held: their groups are dropped. Those that are in training were read
@@ -333,6 +350,8 @@ class Groups:
 
     def _forget(self, group: int, trajectories: Iterable[int]) -> None:
         self._tasks.pop(group, None)
+        if self._sampling is not None:
+            self._sampling.forget(group)
         self._attempts.forget(trajectories)
         self._unstarted.difference_update(trajectories)
         for trajectory in trajectories:

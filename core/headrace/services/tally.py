@@ -15,6 +15,8 @@ class Tally:
     """Seconds by which the event loop of any node was late, at most."""
     failed: Counter[str] = field(default_factory=Counter)
     """Trajectories that failed or could not be scored, by reason."""
+    uninformative: int = 0
+    """Groups that dynamic sampling dropped."""
     moves: int = 0
     """Trajectories that went on on another instance."""
     failed_moves: int = 0
@@ -24,6 +26,6 @@ class Tally:
 
     def clear(self) -> None:
         """It has been read."""
-        self.response_tokens = self.moves = self.failed_moves = self.prefilled_again = 0
+        self.response_tokens = self.uninformative = self.moves = self.failed_moves = self.prefilled_again = 0
         self.loop_lag = 0.0
         self.failed.clear()

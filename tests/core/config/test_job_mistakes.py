@@ -43,6 +43,12 @@ WITHOUT_STEPS = ("steps = 10\n", "")
         ("[model.scratch]", '[model]\npath = "m"\n[model.scratch]', "model has both path and scratch", "not both"),
         ("mini_batches = 2", "mini_batches = 3", "8 groups of 4 cannot be split into 3 equal", "one of 1, 2, 4, 8"),
         ("group_size = 4", "group_size = 1", "group_size must be at least 2, it is 1", "to 2 or more"),
+        (
+            f'"{PLUGINS}:Relative"\n\n[batch]\ngroups = 8\ngroup_size = 4',
+            f'"{PLUGINS}:Alone"\n\n[batch]\ngroups = 8\ngroup_size = 1\ndynamic_sampling = true',
+            "those of one member always are",
+            "to 2 or more",
+        ),
         ("max_staleness = 1", "max_staleness = 9", "max_staleness 9 > batch_groups 8", ""),
         (
             "learning_rate = 0.1",
@@ -311,6 +317,11 @@ def test_an_interpreter_is_asked_for_the_plugin(errors_of: ErrorsOf, tmp_path: P
             "[storage]",
             "[evaluation]\nevery = 1\ngreedy = false\nsampled = false\n[storage]",
             "evaluation measures nothing",
+        ),
+        (
+            "group_size = 4",
+            "group_size = 4\nmax_generated_batches = 3",
+            "max_generated_batches is ignored: no phase samples dynamically",
         ),
     ],
 )
