@@ -1,66 +1,18 @@
-"""The two kinds of column, one value per row or one array per row, and how they are kept in memory."""
+"""The two kinds of column: one value per row, or one array per row."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Mapping
 from math import prod
 from typing import Any, Protocol
 
 import numpy as np
 
-from headrace.contract import Array, Batch, Column, Ragged
+from headrace.contract import Batch, Column, Ragged
 from headrace.errors import ContractError
 
 Kind = tuple[str, np.dtype[Any], tuple[int, ...]]
 """Layout, dtype and shape of one value."""
-
-
-class SmallColumn:
-    """Each row's value as bytes of its own, whatever its kind: a put or a get of a few rows is a few steps."""
-
-    def __init__(self, kind: Kind) -> None:
-        self.kind = kind
-        """What a column must be to fit."""
-        self.nbytes = 0
-        """Of the rows' values."""
-        self._size = entry_nbytes(kind)
-        self._values: dict[int, bytes] = {}
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def put(self, rows: Sequence[int], column: Column) -> None:
-        """Store a copy of ``column[i]`` for ``rows[i]``."""
-        if not self._values.keys().isdisjoint(rows):
-            self.delete(rows)
-        size = self._size
-        values: Sequence[bytes]
-        if isinstance(column, Ragged):
-            data = column.values.tobytes()
-            values = [data[start:stop] for start, stop in pairwise((column.offsets * size).tolist())]
-        else:
-            data = column.tobytes()
-            values = struct.unpack(f"{size}s" * len(rows), data)  # for 64 rows several times faster than slices
-        self._values.update(zip(rows, values, strict=True))
-        self.nbytes += len(data)
-
-    def get(self, rows: Sequence[int]) -> Column:
-        """A copy, in the order of ``rows``. KeyError with the first absent row."""
-        found = list(map(self._values.__getitem__, rows))
-        layout, dtype, shape = self.kind
-        joined = bytearray().join(found)
-        if layout == "dense":
-            dense: Array = np.ndarray((len(rows), *shape), dtype, joined)
-            return dense
-        offsets = np.fromiter(accumulate(map(len, found), initial=0), np.int64, len(found) + 1)
-        offsets //= self._size
-        return Ragged(np.ndarray((int(offsets[-1]), *shape), dtype, joined), offsets)
-
-    def delete(self, rows: Sequence[int]) -> None:
-        """Forget these rows; those without a value are skipped."""
-        self.nbytes -= sum([len(self._values.pop(row, b"")) for row in rows])
 
 
 def kind_of(column: Column) -> Kind:

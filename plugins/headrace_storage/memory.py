@@ -1,7 +1,7 @@
 """Values in the memory of the storage unit's process.
 
-Invariant: rows pin at most twice their own bytes. Rows of one message come and go one by one, so nothing small that
-was put is kept as a view, and something large only while most of it is there.
+Invariant: rows pin at most twice their own bytes. Rows of one message come and go one by one, so what is small is
+copied out of it, and what is large is kept only while most of it is there.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class MemoryStorage(Storage):
         return Batch(rows=np.asarray(rows, dtype=np.int64), columns=found)
 
     def delete(self, rows: Sequence[int]) -> None:
-        known = self._rows.intersection(rows)
-        self._rows -= known
+        known = [row for row in dict.fromkeys(rows) if row in self._rows]
+        self._rows.difference_update(known)
         for name, store in list(self._columns.items()):
-            store.delete(list(known))
+            store.delete(known)
             if not len(store):
                 del self._columns[name]
 

@@ -1,7 +1,7 @@
 """What a plugin sees of Headrace: one small file per role, numpy and the standard library only."""
 
 from headrace.contract.algorithm import Algorithm, AlgorithmNeeds, Prepared
-from headrace.contract.columns import Array, Batch, Column, Ragged
+from headrace.contract.columns import Array, Batch, Column, Ragged, join_columns
 from headrace.contract.environment import (
     Demonstrations,
     Environment,
@@ -127,5 +127,6 @@ __all__ = [
     "WeightSource",
     "WeightTransport",
     "WeightUpdate",
+    "join_columns",
     "merge_metrics",
 ]

@@ -81,7 +81,7 @@ class Ragged:
         offsets = self.offsets
         if offsets.ndim != 1 or len(offsets) == 0 or offsets[0] != 0 or offsets.dtype.kind != "i":
             raise ValueError(f"Ragged.offsets must be 1-D signed integers that start at 0, got {offsets!r}")
-        if offsets[-1] != len(self.values) or np.any(np.diff(offsets) < 0):
+        if offsets[-1] != len(self.values) or np.count_nonzero(offsets[1:] < offsets[:-1]):
             raise ValueError(f"Ragged.offsets must rise to len(values) = {len(self.values)}, got {offsets!r}")
 
     @classmethod
@@ -130,6 +130,17 @@ class Ragged:
 
 
 Column: TypeAlias = Array | Ragged
+
+
+def join_columns(parts: Sequence[Column]) -> Column:
+    """All rows of columns of one kind, of which there is at least one, in order."""
+    ragged = [part for part in parts if isinstance(part, Ragged)]
+    if not ragged:
+        return np.concatenate([np.asarray(part) for part in parts])
+    lengths = np.concatenate([part.lengths for part in ragged])
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return Ragged(np.concatenate([part.values for part in ragged]), offsets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -189,9 +200,5 @@ class Batch:
             raise ValueError(f"batches differ in columns: {[sorted(b.columns) for b in batches]}")
         columns: dict[str, Column] = {}
         for name in batches[0].columns:
-            parts = [b.columns[name] for b in batches]
-            if isinstance(parts[0], Ragged):
-                columns[name] = Ragged.from_arrays([a for p in parts for a in p])
-            else:
-                columns[name] = np.concatenate([np.asarray(p) for p in parts])
+            columns[name] = join_columns([b.columns[name] for b in batches])
         return cls(rows=np.concatenate([b.rows for b in batches]), columns=columns)

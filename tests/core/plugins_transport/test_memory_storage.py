@@ -114,6 +114,23 @@ def test_one_row_left_of_a_large_put_pins_only_its_own_memory(storage: MemorySto
         tracemalloc.stop()
 
 
+def test_one_row_left_of_each_of_many_small_puts_pins_little_more_than_its_own_memory(storage: MemoryStorage) -> None:
+    puts, rows, length = 100, 12, 4096
+    tracemalloc.start()
+    try:
+        start = tracemalloc.get_traced_memory()[0]
+        for put in range(puts):
+            values = np.ones((rows, length), np.uint8)
+            storage.put(batch([put * rows + row for row in range(rows)], image=values))
+        storage.delete([row for row in range(puts * rows) if row % rows])
+        assert storage.stats().nbytes == puts * length
+        kept = tracemalloc.get_traced_memory()[0] - start
+        assert kept < puts * rows * length / 3, f"{kept} bytes are held for {puts * length}"
+        assert storage.get([0, rows], ["image"]).dense("image").tolist() == [[1] * length] * 2
+    finally:
+        tracemalloc.stop()
+
+
 class StoringInMemory(Storing):
     def make(self) -> MemoryStorage:
         return MemoryStorage(NoSettings())
