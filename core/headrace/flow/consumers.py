@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from headrace.contract import Array
 from headrace.flow.group_table import GroupTable
 from headrace.flow.ready import ReadyGroups
 from headrace.flow.records import LedgerState
+from headrace.flow.table import Fresh
 
 _PENDING, READY, LEASED, DONE = range(4)
 _KEPT = ("opened", "oldest", "written", "tokens", "attempts", "row_attempts")
@@ -62,6 +63,36 @@ class ConsumerTable(GroupTable):
                 reads, adds = self._mask(consumers[name]), self._mask(writes.get(name, ()))
                 ready = ReadyGroups(partial(self._are_ready, name))
                 self._consumers[name] = Consumer(index, reads, adds, rows, ready)
+        self._like = lru_cache(maxsize=64)(self._stored_at_once)
+
+    def _stored_at_once(
+        self, columns: tuple[str, ...], version: int, unit: int
+    ) -> tuple[Fresh, list[Consumer], bool]:
+        """New groups whose rows have these columns, in ``unit``; who is given them; whether anybody wants anything of
+        them."""
+        added, ready, wanted = self._mask(columns), [], False
+        units = np.zeros(len(self._bits), dtype=np.int16)
+        units[self._places(columns)] = unit
+        states = {rows: np.zeros(len(self._consumers), dtype=np.int8) for rows in (False, True)}
+        for consumer in self._consumers.values():
+            if consumer.writes and consumer.writes & added == consumer.writes:
+                states[consumer.by_row][consumer.index] = DONE
+                continue
+            wanted = True
+            if consumer.reads & added == consumer.reads:
+                states[consumer.by_row][consumer.index] = READY
+                ready.append(consumer)
+        by_row = sum(consumer.by_row for consumer in self._consumers.values())
+        like = self._groups.fresh(
+            opened=version,
+            oldest=version,
+            open=True,
+            written=added,
+            units=units,
+            state=states[False][: len(self._consumers) - by_row],
+            row_state=states[True][:by_row],
+        )
+        return like, ready, wanted
 
     def _complete_rows(self, consumer: Consumer, rows: Array) -> None:
         """They have all that the consumer reads now."""
@@ -110,12 +141,10 @@ class ConsumerTable(GroupTable):
 
     def _states(self, who: Consumer) -> Array:
         """Of groups, or of rows, by slot; a view."""
-        states: Array = self._row_column("row_state") if who.by_row else self._groups.columns["state"]
-        return states[:, who.index]
+        return self._groups.part("row_state" if who.by_row else "state", who.index)
 
     def _attempts(self, who: Consumer) -> Array:
-        attempts: Array = self._row_column("row_attempts") if who.by_row else self._groups.columns["attempts"]
-        return attempts[:, who.index]
+        return self._groups.part("row_attempts" if who.by_row else "attempts", who.index)
 
     def _slots(self, who: Consumer, ids: Array) -> Array:
         return self._row_slots(ids) if who.by_row else self._groups.slots(ids)

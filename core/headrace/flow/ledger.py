@@ -89,33 +89,19 @@ class Ledger(ConsumerTable):
     ) -> int:
         """Groups with consecutive new ids, whose rows get columns at once: :meth:`open_many` and :meth:`write` in one,
         for a fraction of their cost. Returns the first."""
-        first, added = self._groups.append(groups), self._mask(columns)
-        slots, shape = self._begin(first, groups, version, oldest=version), (groups, self.group_size)
-        table = self._groups.columns
-        table["written"][slots] = added
-        table["nbytes"][slots] = nbytes.reshape(shape) if isinstance(nbytes, np.ndarray) else nbytes
-        if isinstance(tokens, np.ndarray):
-            table["tokens"][slots] = tokens.reshape(shape)
-        elif tokens:  # a fresh record has none
-            table["tokens"][slots] = tokens
-        if added == self._all:
-            table["units"][slots] = unit
-        else:
-            table["units"][slots, :, self._places(columns)] = unit
-        self.buffered += groups * self.group_size
-        self.nbytes += (
-            int(np.add.reduce(nbytes)) if isinstance(nbytes, np.ndarray) else nbytes * groups * self.group_size
-        )
-        wanted = False
-        for consumer in self._consumers.values():
-            done = consumer.writes and consumer.writes & added == consumer.writes
-            wanted |= not done
-            if not done and consumer.reads & added != consumer.reads:
-                continue
+        like, ready, wanted = self._like(tuple(columns), version, unit)
+        first, rows = self._groups.append(groups, like), groups * self.group_size
+        start = (first - self._groups.base) * self.group_size
+        added, nbytes = total(nbytes, rows), total(nbytes, 1) if rows == 1 else nbytes
+        tokens = total(tokens, 1) if rows == 1 else tokens
+        at = start if rows == 1 else slice(start, start + rows)
+        self._row_column("nbytes")[at] = nbytes
+        self._row_column("tokens")[at] = tokens
+        self.buffered += rows
+        self.nbytes += added
+        for consumer in ready:
             scale = self.group_size if consumer.by_row else 1
-            self._states(consumer)[slots.start * scale : slots.stop * scale] = DONE if done else READY
-            if not done:
-                consumer.ready.add_of(version, np.arange(first * scale, (first + groups) * scale))
+            consumer.ready.add_range(version, first * scale, groups * scale)
         if not wanted:
             self._leave_by_writing(np.arange(first, first + groups))
         return first
@@ -202,7 +188,7 @@ class Ledger(ConsumerTable):
         written[slots] = new = old | added
         self._row_column("tokens")[slots] += tokens
         self._row_column("nbytes")[slots] += nbytes
-        self.nbytes += total(nbytes) if isinstance(nbytes, np.ndarray) else nbytes * len(rows)
+        self.nbytes += total(nbytes, len(rows))
         self._row_column("units")[slots[:, None], self._places(columns)] = unit
         fresh = old == 0
         if fresh.any():
@@ -298,9 +284,9 @@ class Ledger(ConsumerTable):
         table = np.empty((3, len(lease.groups), size), dtype=np.int64)
         table[0] = self.rows_of(lease.groups).reshape(-1, size)
         table[1] = columns["tokens"][at]
-        table[2] = columns["attempts"][at, who.index][:, None]
+        table[2] = self._attempts(who)[at].reshape(-1, 1)
         units = columns["units"][at]
-        return table.reshape(3, -1), units.reshape(-1, units.shape[2])
+        return table.reshape(3, -1), units.reshape(-1, units.shape[-1])
 
     def extend(self, lease: int, *, deadline: float) -> None:
         """Hold on to a lease until ``deadline``."""

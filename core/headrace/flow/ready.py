@@ -111,6 +111,13 @@ class ReadyGroups:
         (ring.prepend if again else ring.append)(groups)
         self._change(version, len(groups))
 
+    def add_range(self, version: int, first: int, count: int) -> None:
+        """:meth:`add` of groups that follow one another."""
+        if count == 1:
+            self.push(version, first)
+        else:
+            self.add_of(version, np.arange(first, first + count))
+
     def push(self, version: int, group: int) -> None:
         """:meth:`add` of one group."""
         self._ring(version).push(group)

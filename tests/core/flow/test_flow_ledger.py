@@ -225,6 +225,24 @@ def test_a_table_is_as_large_as_what_is_remembered() -> None:
     assert 4978 not in table
 
 
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("members", [1, 2])
+def test_records_of_a_table_can_be_copies_of_another(count: int, members: int) -> None:
+    table = Table(
+        {"a": (np.int64, ()), "b": (np.int8, (2,))}, of_members={"c": (np.int16, ())}, members=members, first=0
+    )
+    table.append()
+    like = table.fresh(a=7, b=[1, 2], c=3)
+    first = table.append(count, like)
+    table.append()
+    assert table.columns["a"][: count + 2].tolist() == [0, *[7] * count, 0]
+    assert table.columns["b"][first : first + count].tolist() == [[1, 2]] * count
+    assert table.columns["c"][first : first + count].tolist() == [[3] * members] * count
+    assert table.members["c"][: members * (count + 2)].tolist() == [0] * members + [3] * members * count + [0] * members
+    table.part("b", 1)[first] = 9
+    assert table.get("b", first).tolist() == [1, 9]
+
+
 def test_a_lease_of_less_than_nothing_is_refused_and_takes_nothing() -> None:
     book = Ledger(group_size=1, columns=("a",), consumers={"x": ("a",)})
     book.insert(1, 0, ("a",), nbytes=1)
