@@ -158,7 +158,7 @@ def join(column: str, values: list[Array]) -> Column:
 
 def has(storage: Storage, row: int, column: str) -> bool:
     try:
-        storage.get([row], stored_names("phase", [column]))
+        storage.get([row], stored_names("phase", (column,)))
     except KeyError:
         return False
     return True

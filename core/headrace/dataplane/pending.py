@@ -6,17 +6,20 @@ import asyncio
 
 from headrace.contract import Region
 from headrace.dataplane.messages import Noted, Put
-from headrace.dataplane.schema import Schema, Sizes
+from headrace.dataplane.schema import Schema
 from headrace.wire import Promise
 
 
 class Pending:
-    """A put that is not kept yet. ``region``: where its values lie already, if they do."""
+    """A put that is not kept yet. ``note``: what the ledger is told of it; ``nbytes``: of all its values; ``region``:
+    where they lie already, if they do."""
 
-    __slots__ = ("_end", "_promise", "put", "region", "schema", "sizes")
+    __slots__ = ("_end", "_promise", "nbytes", "note", "put", "region", "schema")
 
-    def __init__(self, put: Put, schema: Schema, sizes: Sizes, region: Region | None) -> None:
-        self.put, self.schema, self.sizes, self.region = put, schema, sizes, region
+    def __init__(self, put: Put, schema: Schema, region: Region | None) -> None:
+        """ContractError where it is not what the schema says."""
+        self.put, self.schema, self.region = put, schema, region
+        self.note, self.nbytes = schema.check(put)
         self._end: Noted | BaseException | None = None
         self._promise: Promise[Noted] | None = None
 

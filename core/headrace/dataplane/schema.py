@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from headrace.contract import Array, Column, Ragged
-from headrace.dataplane.messages import ColumnSchema, PartitionSpec, Put
+from headrace.dataplane.messages import ColumnSchema, Note, PartitionSpec, Put
 from headrace.errors import ContractError
 from headrace.wire.arrays import dtype_name
 
@@ -19,19 +19,10 @@ _NO_VERSION = np.iinfo(np.int64).max
 
 
 class _Kind(NamedTuple):
-    ragged: bool
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    """Of one value or entry."""
+    like: tuple[bool, np.dtype[Any], tuple[int, ...]]
+    """Whether it is ragged; dtype and shape of one value or entry."""
     nbytes: int
     """Of one value or entry."""
-
-
-class Sizes(NamedTuple):
-    """Bytes of a put. ``rows``: int64 [n], of each row."""
-
-    rows: Array
-    total: int
 
 
 class Schema:
@@ -47,41 +38,44 @@ class Schema:
         """Rows of a group."""
         return self._spec.group_size
 
-    def check(self, put: Put) -> Sizes:
-        """ContractError where a column is not what it should be."""
+    def check(self, put: Put) -> tuple[Note, int]:
+        """What a unit tells of a put, and its bytes. ContractError where a column is not what it should be."""
         if not put.columns:
             raise ContractError("a put without columns", fix=f"the columns are {self._say_all()}")
         if put.rows is not None:
             _check_rows(put.rows)
         if not 0 <= put.version < _NO_VERSION:
             raise ContractError(f"a put of policy version {put.version}", fix="versions are counted from 0 on")
-        count = _count(put)
-        dense, total, ragged = 0, 0, []
+        count, kinds = _count(put), self._kinds
+        dense, total, ragged, tokens = 0, 0, None, None
         for name, column in put.columns.items():
-            kind = self._kinds.get(name)
+            kind = kinds.get(name)
             values = column.values if isinstance(column, Ragged) else column
-            if (
-                kind is None
-                or kind.ragged != (values is not column)
-                or kind.dtype != values.dtype
-                or kind.shape != values.shape[1:]
-            ):
+            if kind is None or (values is not column, values.dtype, values.shape[1:]) != kind.like:
                 raise self._misfit(name, column)
             if len(column) != count:
                 raise _uneven(put, count)
             total += values.nbytes
             if isinstance(column, Ragged):
-                ragged.append(column.lengths * kind.nbytes)
+                lengths = column.lengths
+                ragged = lengths * kind.nbytes + (0 if ragged is None else ragged)
+                tokens = lengths if name == self._spec.length_of else tokens
             else:
                 dense += kind.nbytes
-        return Sizes(sum(ragged, _alike(count, dense)), total)
-
-    def tokens(self, put: Put) -> Array:
-        """int64 [rows]: what a put adds to its rows' numbers of tokens."""
-        measured = put.columns.get(self._spec.length_of)
-        if isinstance(measured, Ragged):
-            return measured.lengths
-        return _alike(len(next(iter(put.columns.values()))), 0)
+        alike = _alike(count, dense)
+        note = Note(
+            put.partition,
+            put.rows,
+            count,
+            tuple(put.columns),
+            alike if ragged is None else ragged + alike,
+            _alike(count, 0) if tokens is None else tokens,
+            put.version,
+            put.tags,
+            put.producer,
+            self.made,
+        )
+        return note, total
 
     def _misfit(self, name: str, column: Column) -> ContractError:
         known = self._spec.columns.get(name)
@@ -126,7 +120,7 @@ def _kind_of(name: str, column: ColumnSchema) -> _Kind:
             f"column {name!r} has values of shape {list(column.shape)}",
             fix="give the length of each dimension; only the first of a ragged column differs from row to row",
         )
-    return _Kind(column.ragged, dtype, column.shape, dtype.itemsize * prod(column.shape))
+    return _Kind((column.ragged, dtype, column.shape), dtype.itemsize * prod(column.shape))
 
 
 def _check_rows(rows: Array) -> None:

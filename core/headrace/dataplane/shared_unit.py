@@ -39,7 +39,7 @@ class SharedUnitService(UnitService):
     @rpc
     def put_placed(self, put: PutPlaced) -> Any:
         """:meth:`put` of values that lie in a reserved region."""
-        names = stored_names(put.partition, put.columns)
+        names = stored_names(put.partition, tuple(put.columns))
         opened = self._shared.open(put.region, dict(zip(names, put.columns.values(), strict=True)))
         columns = {column: opened[name] for column, name in zip(put.columns, names, strict=True)}
         return self._take(Put(put.partition, put.rows, columns, put.version), put.region)

@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
 
 from headrace.contract import Array, Batch, Column, Region, Storage, StorageStats
 from headrace.dataplane.links import LedgerLink, settled
-from headrace.dataplane.messages import Described, Fetch, Join, Note, Noted, Notes, Put, UnitFigures, Unkept
+from headrace.dataplane.messages import Described, Fetch, Join, Noted, Notes, Put, UnitFigures, Unkept
 from headrace.dataplane.pending import Pending
 from headrace.dataplane.schema import Schema
 from headrace.errors import DeadlineError, HeadraceError, LostRowsError, RunError
@@ -84,18 +85,17 @@ class UnitService:
         if schema is None:
             return self._learn(put, region)
         try:
-            sizes = schema.check(put)
+            pending = Pending(put, schema, region)
         except HeadraceError:
             if learned is None:  # there may be another partition of this name by now
                 return self._learn(put, region)
             self._discard(region)
             raise
         try:
-            room = not (put.rows is None or put.fresh) or self._has_room(sizes.total)
+            room = not (put.rows is None or put.fresh) or self._has_room(pending.nbytes)
         except HeadraceError:
             self._discard(region)
             raise
-        pending = Pending(put, schema, sizes, region)
         if room:
             self._note(pending)
             return pending.answer()
@@ -153,7 +153,7 @@ class UnitService:
         return noted
 
     def _note(self, pending: Pending) -> None:
-        self._coming += pending.sizes.total
+        self._coming += pending.nbytes
         self._noting.append(pending)
         if self._number and self._told is None:
             self._tell()
@@ -162,7 +162,7 @@ class UnitService:
         """One word at a time: what comes in while a ledger elsewhere is busy goes into the next."""
         noting, self._noting = self._noting, []
         self._turn += 1
-        self._say(Notes(self._number, [self._note_of(pending) for pending in noting], self._turn), noting)
+        self._say(Notes(self._number, [pending.note for pending in noting], self._turn), noting)
 
     def _say(self, notes: Notes, noting: list[Pending]) -> None:
         try:
@@ -176,22 +176,6 @@ class UnitService:
             noted.add_done_callback(lambda done: self._heard(done, notes, noting))
         else:
             self._keep_all(noting, noted)
-
-    def _note_of(self, pending: Pending) -> Note:
-        put = pending.put
-        tokens = pending.schema.tokens(put)
-        return Note(
-            put.partition,
-            put.rows,
-            len(pending.sizes.rows),
-            tuple(put.columns),
-            pending.sizes.rows,
-            tokens,
-            put.version,
-            put.tags,
-            put.producer,
-            pending.schema.made,
-        )
 
     def _heard(self, call: asyncio.Future[list[Noted]], notes: Notes, noting: list[Pending]) -> None:
         error = RunError("the unit was closed") if call.cancelled() else call.exception()
@@ -215,7 +199,7 @@ class UnitService:
         asyncio.get_running_loop().call_soon(self._go_on)
 
     def _refuse(self, pending: Pending, error: BaseException) -> None:
-        self._coming -= pending.sizes.total
+        self._coming -= pending.nbytes
         self._discard(pending.region)
         pending.end(error)
 
@@ -237,7 +221,7 @@ class UnitService:
 
     def _again(self, pending: Pending) -> None:
         """A put whose partition is another one by now."""
-        self._coming -= pending.sizes.total
+        self._coming -= pending.nbytes
         retaking = asyncio.ensure_future(self._retake(pending))
         self._retaking.add(retaking)
         retaking.add_done_callback(self._retaking.discard)
@@ -249,10 +233,10 @@ class UnitService:
             pending.end(error)
 
     def _keep(self, pending: Pending, noted: Noted) -> None:
-        self._coming -= pending.sizes.total
+        self._coming -= pending.nbytes
         rows = pending.put.rows
         if rows is None:
-            rows = np.arange(noted.first, noted.first + len(pending.sizes.rows))
+            rows = np.arange(noted.first, noted.first + pending.note.count)
         kept = None if noted.refused is None else np.flatnonzero(noted.refused == 0)
         try:
             self._store(pending, rows, kept)
@@ -265,9 +249,9 @@ class UnitService:
 
     def _store(self, pending: Pending, rows: Array, kept: Array | None) -> None:
         """``kept``: places of the rows that the ledger has taken; None for all."""
-        columns = pending.put.columns
-        names = stored_names(pending.put.partition, columns)
-        batch = Batch(rows=rows, columns=dict(zip(names, columns.values(), strict=True)))
+        put = pending.put
+        names = stored_names(put.partition, pending.note.columns)
+        batch = Batch(rows=rows, columns=dict(zip(names, put.columns.values(), strict=True)))
         self._storage.put(batch if kept is None else batch.take(kept))
 
     def _unkept(self, pending: Pending, rows: Array) -> None:
@@ -320,7 +304,7 @@ class UnitService:
 
     def _go_on(self) -> None:
         """Puts for which there is room now."""
-        while self._full and self._fits(self._full[0].sizes.total):
+        while self._full and self._fits(self._full[0].nbytes):
             pending = self._full.popleft()
             if pending.given_up:
                 self._discard(pending.region)
@@ -336,7 +320,7 @@ class UnitService:
     def figures(self, request: None) -> UnitFigures:
         """How full the unit is."""
         held = self._storage.stats()
-        waiting = sum(pending.sizes.total for pending in self._full)
+        waiting = sum(pending.nbytes for pending in self._full)
         return UnitFigures(held.rows, held.nbytes, self._capacity, len(self._full), waiting, dict(self.refused))
 
     async def close(self) -> None:
@@ -350,9 +334,10 @@ class UnitService:
         self._storage.close()
 
 
-def stored_names(partition: str, columns: Iterable[str]) -> list[str]:
+@lru_cache(maxsize=1024)
+def stored_names(partition: str, columns: tuple[str, ...]) -> tuple[str, ...]:
     """What a storage calls columns, in whose own names is no slash: partitions may name different kinds alike."""
-    return [f"{partition}/{column}" for column in columns]
+    return tuple(f"{partition}/{column}" for column in columns)
 
 
 def lost_rows(error: KeyError) -> LostRowsError:

@@ -65,9 +65,7 @@ class ConsumerTable(GroupTable):
                 self._consumers[name] = Consumer(index, reads, adds, rows, ready)
         self._like = lru_cache(maxsize=64)(self._stored_at_once)
 
-    def _stored_at_once(
-        self, columns: tuple[str, ...], version: int, unit: int
-    ) -> tuple[Fresh, list[Consumer], bool]:
+    def _stored_at_once(self, columns: tuple[str, ...], version: int, unit: int) -> tuple[Fresh, list[Consumer], bool]:
         """New groups whose rows have these columns, in ``unit``; who is given them; whether anybody wants anything of
         them."""
         added, ready, wanted = self._mask(columns), [], False

@@ -20,7 +20,7 @@ from support.data_plane import Services, soon
 SPEC = PartitionSpec(
     "phase", {"reward": ColumnSchema("float32"), "extra": ColumnSchema("int64")}, {"train": ("reward", "extra")}
 )
-(REWARD,) = stored_names("phase", ["reward"])
+(REWARD,) = stored_names("phase", ("reward",))
 VALUES = {"reward": np.arange(3, dtype=np.float32), "extra": np.arange(3, dtype=np.int64)}
 
 
