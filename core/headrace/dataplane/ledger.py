@@ -298,8 +298,9 @@ class LedgerService:
         """The consumer gives the rows back."""
         partition = self._partition(ref.partition)
         with _held():
-            held = partition.ledger.release(ref.lease)
-        self._free_unread(partition, held)
+            ended = partition.release(ref)
+        for lease in ended:
+            self._free_unread(partition, lease)
         self._serve(partition)
 
     @rpc

@@ -173,6 +173,13 @@ class PartitionLedger:
             return self._sharing.acknowledge(ref.lease, ref.holder)
         return self.ledger.acknowledge(ref.lease)
 
+    def release(self, ref: LeaseRef) -> tuple[Lease, ...]:
+        """The leases that end: where ranks share batches, those of all that are later too. ValueError when it is not
+        held."""
+        if ref.holder is not None:
+            return self._sharing.release(ref.lease, ref.holder)
+        return (self.ledger.release(ref.lease),)
+
     def left(self, groups: Array) -> Array:
         """Every consumer is done with these. Returns those to be freed now."""
         # Somebody holds them still only where consumers are done by what is written.

@@ -252,8 +252,9 @@ class Partition:
         self._tell("acknowledge", LeaseRef(self.name, held.lease, holder=_holder(held)), deadline)
 
     def release(self, held: Rows, *, deadline: float = DEADLINE) -> None:
-        """Give the rows back, to be leased again; where ranks share a batch, those of all."""
-        self._tell("release", LeaseRef(self.name, held.lease), deadline)
+        """Give the rows back, to be leased again; where ranks share batches, those of all ranks, and of later batches
+        too."""
+        self._tell("release", LeaseRef(self.name, held.lease, holder=_holder(held)), deadline)
 
     def extend(self, held: Rows, seconds: float = LEASE_SECONDS, *, deadline: float = DEADLINE) -> None:
         """Hold on to the rows for ``seconds`` from now. A batch that ranks share is held as long as each of them does

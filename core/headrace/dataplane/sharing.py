@@ -35,7 +35,7 @@ class Sharing:
 
     def check(self, call: LeaseCall, share: Share) -> LeaseCall:
         """The call, with the fewest groups that it can be answered with. ContractError for what no group of ranks would
-        ask for; RunError for a batch that every rank has acknowledged."""
+        ask for; RunError for a batch that every rank has acknowledged, or when the rank was not given one before it."""
         if not 0 <= share.rank < share.ranks or share.batch < 0:
             raise ContractError(
                 f"batch {share.batch} for rank {share.rank} of {share.ranks}",
@@ -52,10 +52,12 @@ class Sharing:
                 f"batch {share.batch} of {call.consumer} was acknowledged by every rank",
                 fix=f"begin with batch {shares.first}, the first that was not",
             )
-        if share.batch > shares.next:
-            raise ContractError(
-                f"batch {share.batch} of {call.consumer} is asked for, and batch {shares.next} was not yet",
-                fix="ask for one batch after another",
+        skipped = shares.skipped(share.batch, share.rank)
+        if skipped is not None:
+            raise RunError(
+                f"rank {share.rank} asks for batch {share.batch} of {call.consumer}, and was not given batch {skipped} "
+                "or it was given back, because a rank released its share or was silent for too long",
+                fix=f"begin with batch {shares.first}, as every rank must, and ask for one after another",
             )
         return msgspec.structs.replace(call, at_least=shares.at_least(call.groups, call.at_least))
 
@@ -81,8 +83,9 @@ class Sharing:
         shares, now = self._shares[call.consumer], monotonic()
         if shares.ranks != share.ranks or shares.is_over(share.batch):  # meanwhile, while it waited
             return None
+        if shares.skipped(share.batch, share.rank) is not None:  # as well
+            return None
         if not shares.is_cut(share.batch) and not shares.cut(
-            share.batch,
             groups=call.groups,
             at_least=call.at_least,
             now=now,
@@ -104,6 +107,10 @@ class Sharing:
     def extend(self, lease: int, holder: Holder, until: float) -> None:
         """A rank holds on. ValueError when the batch was given back."""
         self._held_by(lease, holder).extend(lease, holder.rank, until=until)
+
+    def release(self, lease: int, holder: Holder) -> tuple[Lease, ...]:
+        """A rank gives a batch back, and all that are later; see :meth:`Shares.release`."""
+        return self._held_by(lease, holder).release(lease)
 
     def _held_by(self, lease: int, holder: Holder) -> Shares[Granted]:
         shares = self._shares.get(holder.consumer)

@@ -13,6 +13,7 @@ import pytest
 from headrace.contract import Ragged
 from headrace.dataplane import ColumnSchema, Partition, PartitionSpec, Rows, Share, Stream
 from headrace.dataplane.messages import Granted, LeaseCall
+from headrace.dataplane.partition import PartitionLedger
 from headrace.errors import ContractError, DeadlineError, RunError
 from support.data_plane import Services
 from support.plane_world import World
@@ -125,6 +126,134 @@ def test_a_rank_that_dies_gives_the_batch_back_though_others_hold_on(world: Worl
     assert partition.first_batch("train") == 1
 
 
+def test_a_batch_that_is_given_back_takes_the_later_ones_along(partition: Partition) -> None:
+    rows = put(partition, [5] * 8)
+    held = {(batch, rank): share(partition, batch, rank) for batch in range(2) for rank in range(2)}
+    partition.release(held[0, 1])
+    for late in held.values():
+        with pytest.raises(RunError, match="not held"):
+            partition.extend(late)
+    assert partition.stats().ready == {"train": 8}
+    first = [row for rank in range(2) for row in share(partition, 0, rank).rows.tolist()]
+    assert sorted(first) == rows[: 4 * SIZE], "in their order"
+
+
+def test_a_rank_that_died_while_there_was_nothing_to_ask_for_gives_the_next_batch_back(
+    world: World, partition: Partition
+) -> None:
+    first = put(partition, [5] * 4)
+    for held in [share(partition, 0, rank, seconds=10.0) for rank in range(2)]:
+        partition.acknowledge(held)
+    world.wait(100.0)
+    rows = put(partition, [5] * 4)
+    alone = share(partition, 1, 0, seconds=10.0)
+    for _ in range(2):
+        world.wait(4.0)
+        partition.extend(alone, 10.0)
+    world.wait(3.0)
+    with pytest.raises(RunError, match="not held"):
+        partition.extend(alone, 10.0)
+    begun = [share(partition, partition.first_batch("train"), rank, seconds=10.0) for rank in (1, 0, 1)]
+    assert begun[0].rows.tolist() == begun[2].rows.tolist()
+    assert sorted([*begun[0].rows, *begun[1].rows]) == rows != first
+    world.wait(9.0)
+    partition.acknowledge(begun[0])
+    partition.acknowledge(begun[1])
+    assert partition.stats().rows == 0
+
+
+def test_a_rank_whose_successor_is_slow_to_start_ends_nothing_until_it_is_there(
+    world: World, partition: Partition
+) -> None:
+    put(partition, [5] * 4)
+    for rank in range(2):
+        share(partition, 0, rank, seconds=10.0)
+    world.wait(11.0)
+    begun = share(partition, 0, 0, seconds=10.0)
+    for _ in range(20):
+        world.wait(5.0)
+        partition.extend(begun, 10.0)
+    partition.acknowledge(share(partition, 0, 1, seconds=10.0))
+    partition.acknowledge(begun)
+    assert partition.stats().rows == 0
+
+
+def test_a_batch_is_held_no_longer_than_those_before_it(world: World, partition: Partition) -> None:
+    """Another rank never came for the first, and this one is done with it."""
+    put(partition, [5] * 8)
+    partition.acknowledge(share(partition, 0, 0, seconds=10.0))
+    ahead = share(partition, 1, 0, seconds=10.0)
+    for _ in range(2):
+        world.wait(4.0)
+        partition.extend(ahead, 10.0)
+    world.wait(3.0)
+    with pytest.raises(RunError, match="not held"):
+        partition.extend(ahead, 10.0)
+    assert partition.stats().ready == {"train": 8}
+
+
+@pytest.mark.parametrize("is_cut_anew", [True, False])
+def test_a_rank_that_goes_on_behind_a_batch_that_was_given_back_is_told_to_begin_with_it(
+    world: World, partition: Partition, is_cut_anew: bool
+) -> None:
+    """It has acknowledged its share, which was not all of the batch: the batch is anybody's again."""
+    rows = put(partition, [5] * 8)
+    done, _ = share(partition, 0, 0, seconds=10.0), share(partition, 0, 1, seconds=10.0)
+    partition.acknowledge(done)
+    world.wait(11.0)
+    if is_cut_anew:
+        share(partition, 0, 1, seconds=10.0)
+    with pytest.raises(RunError, match="rank 0 asks for batch 1 of train, and was not given batch 0") as told:
+        share(partition, 1, 0)
+    assert "begin with batch 0" in str(told.value)
+    begun = [share(partition, 0, rank) for rank in range(2)]
+    assert sorted([*begun[0].rows, *begun[1].rows]) == rows[: 4 * SIZE]
+    assert begun[0].attempts.tolist() == [2] * 4
+    for held in begun:
+        partition.acknowledge(held)
+    assert partition.stats().rows == 4 * SIZE
+
+
+def test_a_rank_that_skips_a_batch_is_told_which(partition: Partition) -> None:
+    put(partition, [5] * 8)
+    with pytest.raises(RunError, match="rank 0 asks for batch 3 of train, and was not given batch 0"):
+        share(partition, 3, 0)
+    for batch in range(2):
+        share(partition, batch, 0)
+    with pytest.raises(RunError, match="rank 1 asks for batch 1 of train, and was not given batch 0"):
+        share(partition, 1, 1)
+
+
+def test_a_rank_that_waits_for_a_batch_when_one_before_it_is_given_back_gets_none(
+    world: World, partition: Partition
+) -> None:
+    put(partition, [5] * 4)
+    held = [share(partition, 0, rank) for rank in range(2)]
+    call = LeaseCall("phase", "train", 4, 4, 5.0, 60.0, share=Share(1, 0, 2))
+    waiting = world.say("ledger", "lease", call, Granted)
+    partition.release(held[1])
+    put(partition, [5] * 8)
+    with pytest.raises(DeadlineError):
+        world.outcome(waiting)
+
+
+def test_what_ranks_share_comes_back_when_their_consumer_is_known_to_be_gone() -> None:
+    partition = PartitionLedger.make(SPEC, shard=0, number=0)
+    partition.ledger.insert(8, 0, ("tokens",), nbytes=1, tokens=np.arange(8 * SIZE))
+
+    def grant(batch: int, rank: int) -> list[int]:
+        call = LeaseCall("phase", "train", 4, 4, 5.0, 60.0, share=Share(batch, rank, 2))
+        granted = partition.grant(partition.check(call))
+        assert granted is not None
+        return granted.rows[0].tolist()
+
+    before = [[grant(batch, rank) for rank in range(2)] for batch in range(2)]
+    assert len(partition.forsake("train")) == 2
+    assert partition.ledger.ready("train") == {0: 8}
+    assert partition.first_batch("train") == 0
+    assert [[grant(batch, rank) for rank in (1, 0)][::-1] for batch in range(2)] == before
+
+
 def test_a_rank_is_never_left_without_a_group(partition: Partition) -> None:
     put(partition, [1] * 5)
     with pytest.raises(ContractError, match="1 groups for 2 ranks"):
@@ -150,7 +279,6 @@ def test_the_number_of_ranks_changes_between_batches_and_not_within_one(partitio
         (Share(0, 2, 2), "rank 2 of 2"),
         (Share(0, -1, 2), "rank -1 of 2"),
         (Share(0, 0, 0), "rank 0 of 0"),
-        (Share(3, 0, 2), "batch 3 of train is asked for, and batch 0 was not yet"),
     ],
 )
 def test_a_share_of_nothing_sensible_is_refused(partition: Partition, wrong: Share, said: str) -> None:
