@@ -6,6 +6,7 @@ Invariant: no batch leaves with a row whose staleness is negative or beyond ``ma
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 from headrace.contract import FlowView, StalenessPolicy
@@ -14,17 +15,19 @@ from headrace.flow.batching import oldest_first
 
 
 class Admission:
-    """Refuses, when constructed, settings that must deadlock or overshoot (StalenessError)."""
+    """Refuses, when constructed, settings that must deadlock or overshoot (StalenessError). ``room``: how many groups
+    the batches can hold that are still to be taken; beyond that none starts, whatever the policy says."""
 
-    def __init__(self, policy: StalenessPolicy, *, batch_groups: int) -> None:
+    def __init__(self, policy: StalenessPolicy, *, batch_groups: int, room: Callable[[], float]) -> None:
         policy.check(batch_groups=batch_groups)
         self._policy = policy
+        self._room = room
         self._publishable: int | None = None
         """The version whose successor the policy has let be published."""
 
     def admitted(self, view: FlowView) -> int:
         """How many groups may be added to what is outstanding."""
-        return max(0, self._policy.admit(view))
+        return int(max(0, min(self._policy.admit(view), self._room() - view.outstanding)))
 
     def admits(self, view: FlowView, version: int, *, trained: bool) -> bool:
         """Whether one more group may start under ``version``. ``trained``: the batch of the newest version is. A

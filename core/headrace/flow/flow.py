@@ -16,6 +16,7 @@ the end, because ``switches`` brings its version back onto an instance when none
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection
 
@@ -34,7 +35,8 @@ from headrace.flow.serving import Serving
 
 
 class Flow(Serving):
-    """``version``: the newest policy version, which the trainer works on. ``first_group``: the first group id; a phase
+    """``batches``: how many will be trained; no group starts that none of them could hold. ``version``: the newest
+    policy version, which the trainer works on. ``first_group``: the first group id; a phase
     with another ``group_size`` must start above every earlier trajectory id. ``state``: of an earlier flow with the
     same sizes, which this one continues; it has its own version and ids. ``rollout=False``: rows come from
     elsewhere (demonstrations), and nothing is placed on instances. ``lookahead``: an instance is given new work while
@@ -49,6 +51,7 @@ class Flow(Serving):
         policy: StalenessPolicy,
         batch_groups: int,
         group_size: int,
+        batches: float = math.inf,
         rollout: bool = True,
         version: int = 0,
         first_group: int = 0,
@@ -65,7 +68,8 @@ class Flow(Serving):
         self.batch_groups = batch_groups
         self.group_size = group_size
         self._rollout = rollout
-        self._admission = Admission(policy, batch_groups=batch_groups)
+        self._batches = batches
+        self._admission = Admission(policy, batch_groups=batch_groups, room=self._room)
         if state is not None:
             version, first_group = state.version, state.first_group
         super().__init__(
@@ -153,6 +157,12 @@ class Flow(Serving):
     def next_group(self) -> int:
         """The id the next ticket's group gets."""
         return self._ledger.next_group
+
+    @property
+    def end(self) -> int:
+        """No group that started, or may start before the next batch is taken, has this id or a higher one: the same
+        however many have started by now, unless some were dropped."""
+        return self.next_group + max(0, self._admission.admitted(self.view()) - len(self._ledger.reserved))
 
     def groups_at(self, unit: int) -> tuple[int, ...]:
         """Groups with a column in a storage unit, that are not in the batch in training; ascending."""
@@ -304,6 +314,7 @@ class Flow(Serving):
         batch. ValueError when the lease is not held any more: the rows are, or will be, in another one."""
         done = self._batch.finish(lease)
         self._batch_trained = applied
+        self._batches -= 1
         self._trained += len(done.rows)
         return done.rows
 
@@ -341,6 +352,9 @@ class Flow(Serving):
         older = (version for version in sorted(view.in_flight, reverse=True) if version < newest)
         fillable = (v for v in older if self._admission.admits(view, v, trained=trained) and self._dispatch.can_fill(v))
         return next(fillable, None)
+
+    def _room(self) -> float:
+        return (self._batches - (self._batch.whole is not None)) * self.batch_groups
 
     def _top_up(self) -> int:
         return self.group_size * self._admission.admitted(self.view())

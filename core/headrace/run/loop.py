@@ -164,9 +164,9 @@ class TrainingLoop:
             step += 1
             if self._stopping:
                 return False
-        self._next_group = flow.next_group
-        self._next_trajectory = flow.next_group * flow.group_size
         await p.stages.end()
+        # Groups start during every wait: what ids the phase has given is known in the moment in which it ends.
+        self._next_group, self._next_trajectory = flow.end, flow.end * flow.group_size
         await self._cancel(p.controller.end_phase("phase_ended"))
         await self._settle()  # an evaluation may be under way, and the next phase's flow knows nothing of its pin
         return True
@@ -205,8 +205,10 @@ class TrainingLoop:
         assert isinstance(policy, StalenessPolicy)
         batch, columns = phase.batch, self._p.stage_plan(began).columns
         sizes: dict[str, Any] = {"batch_groups": batch.groups, "group_size": batch.group_size}
+        batches = phase.steps - began.step
         if began.resumed is not None:
-            return Flow(policy=policy, rollout=plan.rollout, state=began.resumed.state.flow, columns=columns, **sizes)
+            state = began.resumed.state.flow
+            return Flow(policy=policy, batches=batches, rollout=plan.rollout, state=state, columns=columns, **sizes)
         self._p.journal.emit(
             "phase_started",
             phase=phase.name,
@@ -223,6 +225,7 @@ class TrainingLoop:
         first_group = max(self._next_group, -(-self._next_trajectory // batch.group_size))
         return Flow(
             policy=policy,
+            batches=batches,
             rollout=plan.rollout,
             version=self.version,
             first_group=first_group,
