@@ -252,10 +252,12 @@ class LedgerService:
 
     @rpc
     def unkept(self, unkept: Unkept) -> None:
-        """A storage unit could not keep what it had told of: no consumer gets those groups."""
+        """A storage unit could not keep what it had told of: no consumer gets those groups. Said late, or again, it
+        changes nothing. RunError as of :meth:`note`."""
         self._units.require(unkept.unit)
-        partition = self._partition(unkept.partition)
-        self._free(partition, partition.give_up(np.array(unkept.groups, dtype=np.int64), new=unkept.new))
+        partition = self._partitions.get(unkept.partition)
+        if partition is not None and partition.made == unkept.made:
+            self._free(partition, partition.give_up(np.array(unkept.groups, dtype=np.int64), new=unkept.new))
 
     @rpc
     def lease(self, call: LeaseCall) -> Any:

@@ -223,11 +223,12 @@ class PartitionStats(Message, frozen=True):
 
 
 class Unkept(Message, frozen=True):
-    """Groups of which a unit, by its number, could not keep what it had told of. ``new``: nothing was kept of them
-    before."""
+    """Groups of which a unit, by its number, could not keep what it had told of. ``made``: as in :class:`Note`;
+    ``new``: nothing was kept of them before."""
 
     unit: int
     partition: str
+    made: int
     groups: list[int]
     new: bool
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,6 +24,9 @@ SHARD_BITS = 52
 """Of the ids of rows and leases: 2,048 shards."""
 PARTITION_BITS = 40
 """Of the ids of rows: 4,096 partitions of 10¹² rows, per shard."""
+
+
+_Said = TypeVar("_Said", Note, Unkept)
 
 
 def first_row(shard: int, partition: int) -> int:
@@ -140,8 +143,8 @@ class ShardedLedger:
                 answers[shard] = iter(answer)
         return [next(answers[shard]) for shard in shards]
 
-    def _made_at(self, shard: int, note: Note) -> Note:
-        return msgspec.structs.replace(note, made=self._made[note.partition, note.made][shard])
+    def _made_at(self, shard: int, said: _Said) -> _Said:
+        return msgspec.structs.replace(said, made=self._made[said.partition, said.made][shard])
 
     def _shard_of(self, note: Note) -> int:
         if note.rows is None or not len(note.rows):
@@ -155,5 +158,6 @@ class ShardedLedger:
         groups = np.array(unkept.groups, dtype=np.int64)
         whose = shards_of(groups, self._group_sizes[unkept.partition])
         for shard in np.unique(whose).tolist():
+            theirs = self._made_at(shard, unkept)
             gone = groups[whose == shard].tolist()
-            self._shards[shard].unkept(Unkept(self._numbers[shard], unkept.partition, gone, unkept.new))
+            self._shards[shard].unkept(msgspec.structs.replace(theirs, unit=self._numbers[shard], groups=gone))

@@ -256,7 +256,8 @@ class UnitService:
 
     def _unkept(self, pending: Pending, rows: Array) -> None:
         groups = np.unique(rows // pending.schema.group_size).tolist()
-        self._ledger.unkept(Unkept(self._number, pending.put.partition, groups, pending.put.rows is None))
+        new = pending.put.rows is None
+        self._ledger.unkept(Unkept(self._number, pending.put.partition, pending.schema.made, groups, new))
 
     # ------------------------------------------------------------ consumers
 

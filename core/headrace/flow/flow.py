@@ -164,9 +164,9 @@ class Flow(Serving):
         however many have started by now, unless some were dropped."""
         return self.next_group + max(0, self._admission.admitted(self.view()) - len(self._ledger.reserved))
 
-    def groups_at(self, unit: int) -> tuple[int, ...]:
-        """Groups with a column in a storage unit, that are not in the batch in training; ascending."""
-        return tuple(group for group in self._ledger.at_unit(unit).tolist() if not self._batch.holds(group))
+    def in_training(self, group: int) -> bool:
+        """Whether a group is in the batch in training, or in a part of it that was taken."""
+        return self._batch.holds(group)
 
     @property
     def ledger(self) -> Ledger:
@@ -261,7 +261,7 @@ class Flow(Serving):
             if group >= self.next_group:
                 raise ValueError(f"group {group} was never dispatched; the next one is {self.next_group}")
             return ()
-        if self._batch.holds(group):
+        if self.in_training(group):
             raise ValueError(f"group {group} is in the batch in training; release it first")
         version, complete = self._ledger.version(group), self._ledger.is_complete(group)
         rows = self._ledger.rows(group)

@@ -70,7 +70,7 @@ class Ledger(ConsumerTable):
 
     def give_up(self, groups: Array) -> Array:
         """Those of ``groups`` that are open leave, those on lease too; returns them."""
-        present = self._open(groups)
+        present = self._open(groups[groups < self.next_group])
         for group in present.tolist():
             self._discard(group)
         return present

@@ -258,8 +258,8 @@ class Controller:
 
     def unkept(self, groups: list[int]) -> None:
         """A storage unit could not keep rows of these groups."""
-        self._unkept.update(groups)
         if self._groups is not None:
+            self._unkept.update(filter(self._groups.flow.knows, groups))
             self._groups.lost(groups)
         self.pump()
 

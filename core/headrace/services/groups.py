@@ -318,14 +318,15 @@ class Groups:
             self._sampling.taken()
 
     def lost_unit(self, unit: int) -> None:
-        """A storage unit is gone with the rows it held: their groups are dropped. Those that are in training were read
-        already, or the trainer will say that they are missing."""
-        self.lost(self.flow.groups_at(unit))
+        """A storage unit is gone with the rows it held."""
+        self.lost(self.flow.ledger.at_unit(unit).tolist())
 
     def lost(self, groups: Iterable[int]) -> None:
-        """Storage has lost rows of these groups, or could not keep them."""
+        """Storage has lost rows of these groups, or could not keep them: those that are still wanted are dropped. Those
+        that are in training were read already, or the trainer will say that they are missing."""
         for group in groups:
-            self.drop(group, STORAGE_LOST)
+            if self.flow.knows(group) and not self.flow.in_training(group):
+                self.drop(group, STORAGE_LOST)
 
     # ------------------------------------------------------------ drops
 

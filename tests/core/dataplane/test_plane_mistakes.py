@@ -72,7 +72,7 @@ def test_what_a_unit_says_that_never_joined_is_refused(world: World) -> None:
     before = partition.stats()
     note = Note("p", None, 1, ("a",), np.ones(1, np.int64), np.zeros(1, np.int64), 0)
     for unit in (0, 99, -1):
-        for method, said in (("note", Notes(unit, [note])), ("unkept", Unkept(unit, "p", [1], True))):
+        for method, said in (("note", Notes(unit, [note])), ("unkept", Unkept(unit, "p", 1, [1], True))):
             with pytest.raises(RunError, match=f"storage unit {unit} is not in service"):
                 world.outcome(world.say(LEDGER, method, said, list[Noted]))
     assert partition.stats() == before

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.contract import Ragged
 from headrace.dataplane import ColumnSchema, DataPlane, PartitionSpec, Rows
-from headrace.dataplane.messages import Noted, Put
+from headrace.dataplane.messages import Noted, Put, Unkept
 from headrace.errors import ContractError, LostRowsError, RunError
 from support.plane_world import LEDGER, World
 
@@ -106,6 +106,22 @@ def test_whoever_asks_for_the_losses_of_a_partition_that_ended_is_not_told_of_th
     plane.create(FLOATS)
     with pytest.raises(ContractError, match="partition 'phase' was removed, and there is another of its name"):
         first.lost()
+
+
+def test_a_late_or_repeated_word_that_rows_were_not_kept_changes_nothing(world: World, plane: DataPlane) -> None:
+    first = plane.create(FLOATS)
+    (group, _), rows = first.put(ONES) // 2, first.put(ONES)
+    unkept = Unkept(1, "phase", first._made, [int(group), 10**9], False)
+    for _ in range(2):
+        world.outcome(world.say(LEDGER, "unkept", unkept))
+    assert first.lost() == [group]
+    assert first.lease("train", 2, at_least=1).rows.tolist() == rows.tolist()
+    plane.remove("phase")
+    world.outcome(world.say(LEDGER, "unkept", unkept))
+    second = plane.create(FLOATS)
+    (again, _) = second.put(ONES) // 2
+    world.outcome(world.say(LEDGER, "unkept", Unkept(1, "phase", first._made, [int(again)], False)))
+    assert (second.lost(), second.stats().rows) == ([], 2)
 
 
 @pytest.mark.parametrize("lost", [1, 3])
