@@ -1,138 +1,149 @@
-"""Columns as they were put: the rows of a put stay together.
+"""Rows as they were put: what came together stays together.
 
-An object for every row costs more than a small row, and what is large costs as much to copy as to receive. So a column
-of a put is one *block*, and rows that lie side by side in it are read in one piece; a large one is kept and read
-without a copy. Invariant: a block pins at most twice the bytes of its rows that are still there; below that the
-survivors move to a block of their own, which costs O(1) per deleted row, amortised.
+An object for every row costs more than a small row, and what is large costs as much to copy as to receive. So the rows
+of a put are one *block* with all its columns, and those that lie side by side in it are read in one piece; a large
+column is kept and read without a copy. Invariant: a block pins at most twice the bytes of its rows that are still
+there; below that the survivors move to a block of their own, which costs O(1) per deleted row, amortised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from typing import TypeAlias
 
 import numpy as np
 
 from headrace.contract import Array, Column, Ragged, join_columns
-from headrace_storage.columns import Kind, entry_nbytes, kind_of, nbytes_of
+from headrace_storage.columns import entry_nbytes, kind_of, nbytes_of
 
 LARGE_BYTES = 1 << 16
 """From here on a column is not copied."""
+Places: TypeAlias = slice | list[int]
 
 
 class Block:
-    """``column`` of ``rows``, in this order. ``live``: bytes of those that are still there."""
+    """Columns of ``rows``, in this order, which belong to the block. ``live``: bytes of those that are still there."""
 
-    __slots__ = ("_places", "column", "live", "rows")
+    __slots__ = ("_places", "columns", "live", "pinned", "rows")
 
-    def __init__(self, rows: list[int], column: Column) -> None:
+    def __init__(self, rows: list[int], columns: Mapping[str, Column]) -> None:
         self.rows = rows
-        self.column = column
-        self.live = nbytes_of(column)
+        self.columns = columns
+        self.live = self.pinned = sum(map(nbytes_of, columns.values()))
         self._places: dict[int, int] = {}
         """By row, once some of the rows are asked for without the others."""
 
-    def part(self, rows: list[int]) -> Column:
-        """Values of some of its rows; a view where they lie side by side."""
-        if rows == self.rows:
-            return self.column
-        first, *rest = self._places_of(rows)
-        if rest == list(range(first + 1, first + len(rows))):
-            return _run(self.column, first, first + len(rows))
-        return self.column.take([first, *rest]) if isinstance(self.column, Ragged) else self.column[[first, *rest]]
-
-    def nbytes(self, rows: list[int]) -> int:
+    def places(self, rows: list[int]) -> Places:
         """Of some of its rows."""
         if rows == self.rows:
-            return nbytes_of(self.column)
-        if not isinstance(self.column, Ragged):
-            return int(self.column.nbytes // len(self.column)) * len(rows)
-        offsets = self.column.offsets
-        entries = sum(offsets.item(place + 1) - offsets.item(place) for place in self._places_of(rows))
-        return int(entries) * entry_nbytes(kind_of(self.column))
-
-    def _places_of(self, rows: list[int]) -> list[int]:
+            return slice(0, len(rows))
         if not self._places:
             self._places = {row: place for place, row in enumerate(self.rows)}
-        return [self._places[row] for row in rows]
+        places = [self._places[row] for row in rows]
+        first, stop = places[0], places[0] + len(places)
+        return slice(first, stop) if places == list(range(first, stop)) else places
+
+    def nbytes(self, places: Places) -> int:
+        """Of some of its rows."""
+        return sum(_nbytes_at(column, places) for column in self.columns.values())
 
 
-class MemoryColumn:
-    """All rows of a column."""
+class Blocks:
+    """Rows whose columns were put together."""
 
-    def __init__(self, kind: Kind) -> None:
-        self.kind = kind
-        """What a column must be to fit."""
-        self.nbytes = 0
-        """Of the rows' values."""
+    def __init__(self) -> None:
         self._where: dict[int, Block] = {}
+        self.at: Callable[[int], Block] = self._where.__getitem__
+        """Where a row is. KeyError with one that is not here."""
 
     def __len__(self) -> int:
         return len(self._where)
 
-    def put(self, rows: list[int], column: Column) -> int:
-        """Store ``column[i]`` for ``rows[i]``; its arrays belong to the storage afterwards. Returns its bytes."""
-        if not self._where.keys().isdisjoint(rows):
-            self.delete(rows)
-        nbytes = nbytes_of(column)
-        self._keep(rows, _copied(column) if nbytes < LARGE_BYTES else _owned(column))
-        self.nbytes += nbytes
-        return nbytes
+    def __contains__(self, row: int) -> bool:
+        return row in self._where
 
-    def get(self, rows: Sequence[int]) -> Column:
-        """In the order of ``rows``; a view where that is much and lies side by side. KeyError with an absent row."""
-        parts = [block.part(list(some)) for block, some in groupby(rows, self._where.__getitem__)]
-        if len(parts) == 1:
-            return parts[0] if nbytes_of(parts[0]) >= LARGE_BYTES else _copied(parts[0])
-        return join_columns(parts) if parts else self._none()
+    def put(self, rows: list[int], columns: Mapping[str, Column]) -> int:
+        """Keep rows that are not here; the arrays belong to the storage from now on. Returns their bytes."""
+        block = Block(rows, {name: _kept(column) for name, column in columns.items()})
+        self._where.update(dict.fromkeys(rows, block))
+        return block.pinned
 
-    def delete(self, rows: Sequence[int]) -> None:
-        """Forget these rows, none of them twice; those without a value are skipped."""
+    def among(self, rows: Sequence[int]) -> list[int]:
+        """Those of ``rows`` that are here."""
         where = self._where
-        touched: set[Block] = set()
-        for block, some in groupby([row for row in rows if row in where], where.__getitem__):
-            gone = list(some)
-            nbytes = block.nbytes(gone)
-            self.nbytes -= nbytes
-            block.live -= nbytes
-            for row in gone:
-                del where[row]
-            touched.add(block)
-        for block in touched:
-            if 2 * block.live < nbytes_of(block.column):
-                self._move(block)
+        return [] if where.keys().isdisjoint(rows) else [row for row in rows if row in where]
 
-    def _keep(self, rows: list[int], column: Column) -> None:
-        self._where.update(dict.fromkeys(rows, Block(rows, column)))
+    def delete(self, rows: Sequence[int]) -> int:
+        """Forget rows that are here, none of them twice. Returns their bytes."""
+        deleted, touched = 0, set()
+        for block, some in groupby(rows, self.at):
+            gone = list(some)
+            nbytes = block.nbytes(block.places(gone))
+            block.live -= nbytes
+            deleted += nbytes
+            touched.add(block)
+            for row in gone:
+                del self._where[row]
+        for block in touched:
+            if 2 * block.live < block.pinned:
+                self._move(block)
+        return deleted
 
     def _move(self, block: Block) -> None:
         left = [row for row in block.rows if self._where.get(row) is block]
         if left:
-            self._keep(left, _copied(block.part(left)))
-
-    def _none(self) -> Column:
-        layout, dtype, shape = self.kind
-        values: Array = np.empty((0, *shape), dtype)
-        return Ragged(values, np.zeros(1, np.int64)) if layout == "ragged" else values
+            places = block.places(left)
+            self.put(left, {name: _pick(column, places) for name, column in block.columns.items()})
 
 
-def _run(column: Column, start: int, stop: int) -> Column:
-    """A view of rows that lie side by side."""
+def runs(rows: Sequence[int], at: Callable[[int], Block]) -> list[tuple[Block, Places]]:
+    """Rows that follow one another in one block, and their places there."""
+    return [(block, block.places(list(some))) for block, some in groupby(rows, at)]
+
+
+def values(name: str, found: Sequence[tuple[Block, Places]]) -> Column:
+    """A column of what :func:`runs` has found, at least one run; a view where that is one, and large."""
+    if len(found) > 1:
+        return join_columns([_pick(block.columns[name], places) for block, places in found])
+    ((block, places),) = found
+    column = _pick(block.columns[name], places)
+    return column if nbytes_of(column) >= LARGE_BYTES else _copied(column)
+
+
+def _pick(column: Column, places: Places) -> Column:
+    """Rows of a column; a view where they lie side by side."""
+    if isinstance(places, list):
+        return column.take(places) if isinstance(column, Ragged) else column[places]
+    if places.stop - places.start == len(column):
+        return column
     if not isinstance(column, Ragged):
-        return column[start:stop]
-    offsets = column.offsets[start : stop + 1]
+        return column[places]
+    offsets = column.offsets[places.start : places.stop + 1]
     return Ragged(column.values[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+def _nbytes_at(column: Column, places: Places) -> int:
+    if not isinstance(column, Ragged):
+        count = len(places) if isinstance(places, list) else places.stop - places.start
+        return int(column.nbytes // len(column)) * count
+    offsets = column.offsets
+    if isinstance(places, list):
+        entries = sum(offsets.item(place + 1) - offsets.item(place) for place in places)
+    else:
+        entries = offsets.item(places.stop) - offsets.item(places.start)
+    return int(entries) * entry_nbytes(kind_of(column))
+
+
+def _kept(column: Column) -> Column:
+    """Copied where it is small, or its arrays are parts of larger ones."""
+    if nbytes_of(column) < LARGE_BYTES:
+        return _copied(column)
+    return Ragged(_alone(column.values), _alone(column.offsets)) if isinstance(column, Ragged) else _alone(column)
 
 
 def _copied(column: Column) -> Column:
     return Ragged(column.values.copy(), column.offsets.copy()) if isinstance(column, Ragged) else column.copy()
-
-
-def _owned(column: Column) -> Column:
-    """``column``, copied where its arrays are parts of larger ones."""
-    if isinstance(column, Ragged):
-        return Ragged(_alone(column.values), _alone(column.offsets))
-    return _alone(column)
 
 
 def _alone(array: Array) -> Array:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from headrace.contract import Batch, Column, Ragged
+from headrace.contract import Array, Batch, Column, Ragged
 from headrace.errors import ContractError
 
 Kind = tuple[str, np.dtype[Any], tuple[int, ...]]
@@ -39,6 +39,13 @@ def bounds(column: Column) -> list[int]:
 def nbytes_of(column: Column) -> int:
     """Of all rows."""
     return int(column.values.nbytes if isinstance(column, Ragged) else column.nbytes)
+
+
+def nothing(kind: Kind) -> Column:
+    """A column without rows."""
+    layout, dtype, shape = kind
+    none: Array = np.empty((0, *shape), dtype)
+    return Ragged(none, np.zeros(1, np.int64)) if layout == "ragged" else none
 
 
 def say(kind: Kind) -> str:
