@@ -11,8 +11,10 @@ from headrace.dataplane.links import RemoteLedger
 from headrace.dataplane.metrics import data_plane_metrics
 from headrace.dataplane.shards import ShardedLedger
 from headrace.dataplane.shared_unit import unit_service
+from headrace.dataplane.unit import KEPT_FREE_BYTES
 from headrace.errors import ContractError
 from headrace.observe.exposition import MetricsPage
+from headrace.process import keep_freed_memory
 from headrace.wire import Client, Keys, Server
 
 
@@ -32,6 +34,7 @@ async def serve_ledger(
     costs one word to put and one to lease with its values. ``ready`` is told where."""
     if storage is not None and shards > 1:
         raise ContractError("a shard of a ledger is no storage unit", fix="start the storage in a process of its own")
+    keep_freed_memory(KEPT_FREE_BYTES)
     ledger = LedgerService(connect=lambda unit: Client(unit, keys=keys), shard=shard, shards=shards)
     unit = None if storage is None else unit_service(storage, ledger=ledger, capacity=capacity)
     server = Server(*(service for service in (ledger, unit) if service is not None), address=address, keys=keys)
@@ -64,6 +67,7 @@ async def serve_unit(
 ) -> None:
     """Serve until cancelled; join the ledger, or all its shards in their order, first. RunError when one of them has
     given the unit up."""
+    keep_freed_memory(KEPT_FREE_BYTES)
     addresses = [ledger] if isinstance(ledger, str) else list(ledger)
     clients = [Client(address, keys=keys) for address in addresses]
     links = [RemoteLedger(client) for client in clients]

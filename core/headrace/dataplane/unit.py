@@ -28,6 +28,8 @@ from headrace.wire.failures import from_failure
 T = TypeVar("T")
 
 BEAT_SECONDS = 1.0
+KEPT_FREE_BYTES = 256 << 20
+"""Of memory that a unit's process has freed: as much stays with it for the next puts."""
 
 
 class UnitService:

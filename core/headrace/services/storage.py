@@ -9,6 +9,8 @@ import msgspec
 from headrace.contract import Storage
 from headrace.dataplane import RemoteLedger
 from headrace.dataplane.shared_unit import unit_service
+from headrace.dataplane.unit import KEPT_FREE_BYTES
+from headrace.process import keep_freed_memory
 from headrace.registry import PluginSpec, build
 from headrace.services.messages import Message, NodeSpec
 from headrace.services.node import NodeService
@@ -26,6 +28,7 @@ class StorageService(NodeService):
 
     def __init__(self, spec: NodeSpec) -> None:
         super().__init__(spec)
+        keep_freed_memory(KEPT_FREE_BYTES)
         setup = msgspec.msgpack.decode(spec.setup, type=StorageSetup)
         storage = build(setup.storage)
         assert isinstance(storage, Storage)
