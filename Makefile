@@ -2,6 +2,7 @@
 # make test            set up and run every check; what CI runs
 # make format          rewrite the code in the house style
 # make transfer-queue  set up build/transfer-queue, which the data plane's benchmark can compare with
+# make peers           set up build/peers, whose losses tests/agreement compares ours with
 #
 # A set-up is done once: its stamp in $(VENV) is older than pyproject.toml only after a change of that file.
 
@@ -17,7 +18,7 @@ ROOTS := core adapters plugins
 CODE := $(ROOTS) tests examples .ci
 
 .DEFAULT_GOAL := test
-.PHONY: demo test lint unit wheel format transfer-queue clean
+.PHONY: demo test lint unit wheel format transfer-queue peers clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/headrace run $(JOB)
@@ -51,6 +52,18 @@ build/transfer-queue/.ready:
 	$(PYTHON) -m venv build/transfer-queue
 	build/transfer-queue/bin/python -m $(INSTALL) "$(TORCH)"
 	build/transfer-queue/bin/python -m $(INSTALL) TransferQueue==0.1.11 ray==2.60.0 tensordict==0.15.3
+	touch $@
+
+peers: build/peers/.ready
+
+# Without their dependencies, which exclude one another: with what their losses import.
+build/peers/.ready:
+	$(PYTHON) -m venv build/peers
+	build/peers/bin/python -m $(INSTALL) "$(TORCH)"
+	build/peers/bin/python -m $(INSTALL) accelerate aiofiles aiohttp codetiming colorlog datasets einops flask \
+		httpx hydra-core lark numba omegaconf openai orjson pillow ray==2.60.0 tenacity tensordict==0.15.3 torchdata \
+		transformers uvloop
+	build/peers/bin/python -m $(INSTALL) --no-deps verl==0.9.1 areal==1.0.4
 	touch $@
 
 clean:
