@@ -133,3 +133,19 @@ def test_a_resumed_synchronous_run_equals_the_uninterrupted_one(start: Start, re
     assert rows(resumed) == rows(whole)
     assert metrics(resumed) == metrics(whole)
     assert audit_run(resumed.directory).ok
+
+
+def test_a_storage_unit_that_is_killed_early_in_a_resume_is_started_again(start: Start, resume: Start) -> None:
+    """As it starts, while others do, and once more before or while it takes rows back."""
+    killed = start("phase.rl.steps=9", "checkpoint.every=3")
+    follow(killed, "checkpoint_saved", after=PHASE_TWO)
+    killed.process.send_signal(signal.SIGKILL)
+    killed.wait()
+    resumed = resume(killed)
+    for kind, of in (("node_started", "storage-0"), ("node_started", "rollout-0"), ("version_published", "")):
+        follow(resumed, kind, of=of, after='"kind":"resumed"')
+        os.kill(pid_of(resumed, "storage-0"), signal.SIGKILL)
+    assert resumed.wait() == 0, resumed.stderr
+    stopped = [e["node"] for e in events(resumed, "node_stopped") if e["reason"] == "was killed by signal 9"]
+    assert stopped == ["storage-0"] * 3
+    assert audit_run(resumed.directory).ok

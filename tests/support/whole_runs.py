@@ -22,14 +22,14 @@ def pid_of(run: Any, node: str) -> int:
     return [event for event in events(run, "node_started") if event["node"] == node][-1]["pid"]
 
 
-def follow(run: Any, kind: str, *, after: str = "") -> dict[str, Any]:
-    """Block until the run has logged an event of this kind, after a line with this text; the log is read as it
-    grows."""
+def follow(run: Any, kind: str, *, after: str = "", of: str = "") -> dict[str, Any]:
+    """Block until the run has logged an event of this kind, with the text ``of``, after a line with this text; the log
+    is read as it grows."""
     path = run.directory / "events.jsonl"
     while run.process.poll() is None:
         begun = not after
         for line in path.read_text().splitlines() if path.exists() else []:
-            if begun and f'"kind":"{kind}"' in line and line.endswith("}"):
+            if begun and f'"kind":"{kind}"' in line and of in line and line.endswith("}"):
                 return json.loads(line)
             begun = begun or after in line
         os.sched_yield()

@@ -224,6 +224,15 @@ class GroupTable:
         outcome[known[awaited]] = STORED
         return outcome
 
+    def displace(self, unit: int) -> None:
+        """A storage unit is gone that had got values back: all values of their rows are :attr:`awaited` again. O(groups
+        since the oldest open one)."""
+        units, nbytes = self._row_column("units"), self._row_column("nbytes")
+        there = (units == unit).any(axis=1)
+        self.awaited += int(np.count_nonzero(units[there]))
+        self.nbytes -= int(nbytes[there].sum())
+        units[there] = nbytes[there] = 0
+
     def _awaited_of(self, groups: Array) -> int:
         written, units = self._column_of("written", groups), self._column_of("units", groups)
         masks = np.array(list(self._bits.values()))

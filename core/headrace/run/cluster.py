@@ -41,6 +41,7 @@ T = TypeVar("T")
 
 MODEL_DEADLINE = 300.0
 TRAINER = "trainer"
+"""The node, and its role."""
 
 
 class Cluster:
@@ -90,6 +91,8 @@ class Cluster:
         self.scaling = Scaling(self, self._names, launch=self._launch_rollout)
         self.fleet.left = self.scaling.left
         self._recovery: Recovery | None = None
+        self._lost_early: list[tuple[str, str, str, RunError]] = []
+        """What was lost before everything served."""
         served = (self.controller, self.ledger, self.stages, self.scaling)
         self._server = self._network.server(*served, name="controller")
         self._page: MetricsPage | None = None
@@ -127,12 +130,14 @@ class Cluster:
         stages = await self._launch_stages()
         await asyncio.to_thread(self._start_environment)
         for name in self._names:
-            self.join(name, await self.supervisor.address(name))
+            self.join(name, await self.supervisor.started(name))
         for name in workers:
-            self.workers.add(name, await self.supervisor.address(name))
+            self.workers.add(name, await self.supervisor.started(name))
         for name in stages:
-            await self.stages.add(name, await self.supervisor.address(name))
+            await self.stages.add(name, await self.supervisor.started(name))
         self._recovery = Recovery(self)
+        for loss in self._lost_early:
+            self._recovery.lost(*loss)
         if (wanted := job.rollout.autoscale) is not None:
             policy = Autoscaler(least=wanted.min, most=wanted.max)
             watching = Autoscaling(policy, self.fleet, self.scaling, notice=self._notice)
@@ -154,7 +159,7 @@ class Cluster:
             )
         for number in range(self._job.storage.units):
             name = f"storage-{number}"
-            self.units[name] = await self.supervisor.address(name)
+            self.units[name] = await self.supervisor.started(name)
         self.plane = AsyncPlane(self._address, name="controller", connect=self._network.client)
         self._clients.append(self.plane)
 
@@ -175,7 +180,7 @@ class Cluster:
                 threads=job.trainer.threads,
             )
         )
-        self.trainer = self._network.client(await self.supervisor.address(TRAINER))
+        self.trainer = self._network.client(await self.supervisor.started(TRAINER))
         self._clients.append(self.trainer)
 
     async def _model(self) -> str:
@@ -283,11 +288,13 @@ class Cluster:
     # ------------------------------------------------------------ life and end
 
     def _lost(self, name: str, role: str, process: str, error: RunError) -> None:
-        """Before everything serves there is nothing to go on with."""
-        if self._recovery is None:
+        """What is lost before everything serves is seen to when everything does; without a trainer that is never."""
+        if self._recovery is not None:
+            self._recovery.lost(name, role, process, error)
+        elif role == TRAINER:
             self.fail(error)
         else:
-            self._recovery.lost(name, role, process, error)
+            self._lost_early.append((name, role, process, error))
 
     def fail(self, error: BaseException) -> None:
         """The run ends with this."""

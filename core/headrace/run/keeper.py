@@ -106,9 +106,12 @@ class Keeper:
 
     async def put_back(self, began: PhaseRun, flow: Flow) -> None:
         """The data plane takes the phase's rows from now on; those that a checkpoint kept are there when this returns,
-        in however many storage units there are now."""
+        in however many storage units there are now, whichever are lost meanwhile."""
         p, phase = self._p, began.phase
         spec = phase_partition(phase.name, p.stage_plan(began).columns, group_size=phase.batch.group_size)
-        p.controller.open_rows(flow, spec)
-        for batch in began.resumed.rows() if began.resumed is not None else ():
-            await p.plane.put(phase.name, batch.columns, rows=batch.rows)
+        rows = p.controller.open_rows(flow, spec)
+        lost = -1
+        while began.resumed is not None and lost != rows.displaced:
+            lost = rows.displaced
+            for batch in began.resumed.rows():
+                await p.plane.put(phase.name, batch.columns, rows=batch.rows)

@@ -154,8 +154,8 @@ class TrainingLoop:
         if p.job.evaluation.every and began.resumed is None:
             await self._evaluate(flow, plan)
         await self._keeper.put_back(began, flow)
+        p.controller.begin_phase(flow, plan)  # at once: a unit that is lost costs groups from now on
         await p.stages.begin(p.stage_plan(began).apart)
-        p.controller.begin_phase(flow, plan)
         step = began.step
         while not (step and await self._evaluated_enough(flow, phase, plan, step - 1, last=step == phase.steps)):
             if step == phase.steps:

@@ -137,7 +137,7 @@ async def _remind(loop: TrainingLoop, journal: Journal) -> None:
 async def _run(run: _Run, cluster: Cluster, trains: Callable[[TrainingLoop], None]) -> bool:
     """Whether the job was completed. ``trains`` is told of the loop when it begins."""
     _announce(run)
-    await cluster.start()
+    await cluster.guard(cluster.start())
     return await cluster.guard(_train(run, cluster, trains))
 
 

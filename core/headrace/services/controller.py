@@ -165,7 +165,8 @@ class Controller:
         return self._rows
 
     def begin_phase(self, flow: Flow, plan: GroupPlan) -> None:
-        """From now on work comes from ``flow``, whose rows are open."""
+        """From now on work comes from ``flow``, whose rows are open, and back if there were any."""
+        self.rows.begin()
         self._groups = Groups(
             flow,
             plan,

@@ -1,6 +1,8 @@
 """The rows of a phase in the data plane: what storage units tell of them becomes what the flow counts.
 
-Invariant: a row is kept by a unit only after the flow has counted it, and every consumer is offered only what is kept.
+Before the phase begins its rows are those of a checkpoint, if any, which the flow has counted; they are put back, and
+again where a unit was lost that had them. Invariant: a row is kept by a unit only after the flow has counted it, and
+every consumer is offered only what is kept.
 """
 
 from __future__ import annotations
@@ -54,6 +56,13 @@ class PhaseRows(PartitionLedger):
         self._desk = desk
         self._stages = {frozenset(columns): stage for stage, columns in spec.writes.items()}
         self._first = tuple(column for column in spec.columns if not any(column in s for s in self._stages))
+        self._begun = False
+        self.displaced = 0
+        """Units that were lost while rows were put back."""
+
+    def begin(self) -> None:
+        """The phase begins: all rows that there were are back."""
+        self._begun = True
 
     def whereabouts(self, rows: Array) -> dict[str, Any]:
         """The ``partition`` and ``columns`` of rows that are complete, and ``units``: int16 [rows, columns], which unit
@@ -73,8 +82,8 @@ class PhaseRows(PartitionLedger):
         return TrainCall(version=version, last=last, rows=rows, **self.whereabouts(rows))
 
     def note(self, note: Note, unit: int) -> Noted:
-        if self.ledger.awaited:  # the flow has counted these rows
-            return super().note(note, unit)
+        if not self._begun:
+            return self._note_returned(note, unit)
         if note.rows is None:
             raise ContractError(
                 f"rows of partition {self.spec.name!r} are dispatched by the run that it belongs to",
@@ -120,7 +129,11 @@ class PhaseRows(PartitionLedger):
         return self._flow.expire(now)
 
     def lose(self, unit: int) -> Array:
-        self._desk.unit_lost(unit)
+        if self._begun:
+            self._desk.unit_lost(unit)
+        else:
+            self.ledger.displace(unit)
+            self.displaced += 1
         return _NONE  # the flow has the groups freed
 
     def give_up(self, groups: Array, *, new: bool) -> Array:

@@ -64,6 +64,8 @@ class _Node:
     """Whether somebody knows where it serves."""
     ended: str = ""
     """Why it is gone, once it is."""
+    killed: bool = False
+    """Whether it ended by a signal."""
     dismissed: bool = False
     """Whether it is to end by itself."""
     watch: asyncio.Task[None] | None = None
@@ -115,6 +117,16 @@ class Supervisor:
     async def launch(self, plan: NodePlan) -> None:
         """Start a node's process; :meth:`address` waits for it."""
         await self._start(plan, 0)
+
+    async def started(self, name: str) -> str:
+        """:meth:`address` of a node that was launched. One that was killed before it served is started again; one that
+        ended by itself would do so again."""
+        try:
+            return await self.address(name)
+        except RunError:
+            if not self._nodes[name].killed:
+                raise
+        return await self.restart(name)
 
     async def restart(self, name: str) -> str:
         """Start a lost node again, and again when it does not get as far as to serve; where it serves then. RunError
@@ -226,6 +238,7 @@ class Supervisor:
         status = await node.process.wait()
         node.process.kill()  # what the node itself started must not outlive it
         expected = self._closing or node.dismissed
+        node.killed = status < 0 and not expected
         node.ended = reason = "ended" if expected else node.silent or _cause(status)
         self._emit("node_stopped", node=node.plan.name, reason=reason)
         if not node.registered.done():

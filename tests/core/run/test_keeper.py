@@ -74,6 +74,7 @@ class Run:
         self.kept = SimpleNamespace(keep=1)
         self.measured: dict[str, int] = {}
         self.attempts = SimpleNamespace(quarantine={8})
+        self.displaced = 0
         self.evaluator = SimpleNamespace(results={})
         phase = SimpleNamespace(batch=SimpleNamespace(group_size=2))
         parts: Any = SimpleNamespace(
@@ -178,6 +179,23 @@ async def test_weights_rows_and_counters_come_back(run: Run, tmp_path: Path, mon
     assert run.measured == {"prompts": 4, "samples": 8, "optimizer_steps": 2}
     assert run.evaluator.results == RESTORED.evaluations
     assert run.attempts.quarantine == {3, 8}
+
+
+async def test_rows_that_are_put_back_are_put_again_when_a_unit_is_lost_that_had_them(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Checkpoint, "rows", lambda self: iter([batch([4, 5]), batch([8, 9])]))
+    put = run.put
+
+    async def put_and_lose(*told: Any, rows: np.ndarray) -> None:
+        await put(*told, rows=rows)
+        run.displaced += len(run.did) in (1, 4)
+
+    monkeypatch.setattr(run, "put", put_and_lose)
+    phase: Any = SimpleNamespace(name="rl", batch=SimpleNamespace(group_size=2))
+    flow: Any = None
+    await run.keeper.put_back(PhaseRun(0, phase, "", Checkpoint(tmp_path, RESTORED)), flow)
+    assert run.did == [("put", [4, 5]), ("put", [8, 9])] * 3
 
 
 # ---------------------------------------------------------------- which are kept

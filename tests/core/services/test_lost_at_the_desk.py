@@ -11,14 +11,9 @@ import pytest
 
 from headrace.contract.columns import VERSION
 from headrace.dataplane import Note
-from headrace.dataplane.messages import Unkept
 from headrace.errors import ContractError, RunError, StalenessError
-from headrace.flow import Flow
-from headrace.flow.group_table import LATE
-from headrace.run.columns import phase_partition
 from headrace.services.messages import EvaluationDone, Member, PlaceCall, WorkItem
-from headrace_staleness.synchronous import Synchronous
-from support.desk import COLUMNS, PARTITION, Desk, failed, finished, loaded, plan, played, stored, turns
+from support.desk import Desk, failed, finished, loaded, played, stored, turns
 
 
 async def given(desk: Desk, worker: str = "w.0") -> WorkItem:
@@ -211,111 +206,6 @@ async def test_a_task_in_quarantine_is_replaced_by_the_next() -> None:
     desk = await Desk().begin()
     desk.controller.attempts.quarantine.update({0, 1})
     assert {m.task for m in (await given(desk)).members} == {2}
-
-
-# ---------------------------------------------------------------- storage
-
-
-async def test_a_lost_storage_unit_costs_the_groups_it_held_and_no_other() -> None:
-    desk = await Desk(batch_groups=3).begin()
-    kept, elsewhere, under_way = await given(desk), await given(desk), await given(desk)
-    await desk.say("w.0", *played(kept), *played(elsewhere)[:-1])
-    desk.note(stored(elsewhere), unit=2)
-    desk.ledger.lose("storage-0.0")
-    assert [(e["group"], e["reason"]) for e in desk.told("group_dropped")] == [(kept.group, "storage_lost")]
-    await desk.say("w.0", *played(under_way)[:-1])
-    desk.note(stored(under_way), unit=2)
-    assert desk.flow.counts().buffered == len(under_way.members) + len(elsewhere.members)
-
-
-async def test_what_a_storage_unit_tells_that_is_lost_by_then_is_refused_and_the_rows_may_be_put_into_another() -> None:
-    desk = await Desk().begin()
-    item = await given(desk)
-    await desk.say("w.0", *played(item)[:-1])
-    desk.ledger.lose("storage-0.0")
-    with pytest.raises(RunError, match="not in service"):
-        desk.note(stored(item))
-    assert desk.told("row_stored") == []
-    assert desk.note(stored(item), unit=2) == []
-    assert len(desk.told("row_stored")) == len(item.members)
-
-
-async def test_rows_that_are_put_twice_are_kept_once() -> None:
-    desk = await Desk().begin()
-    item = await given(desk)
-    await desk.say("w.0", *played(item))
-    assert desk.note(stored(item), unit=2) == [LATE, LATE]
-    assert len(desk.told("row_stored")) == len(item.members)
-
-
-async def test_rows_of_a_worker_that_was_given_up_are_refused_and_those_of_the_next_are_kept() -> None:
-    desk = await Desk().begin()
-    item = await given(desk)
-    await desk.say("w.0", *played(item)[:-1])
-    desk.controller.worker_lost("w.0")
-    assert desk.note(msgspec.structs.replace(stored(item), producer="w.0")) == [LATE, LATE]
-    again = await given(desk, "w.1")
-    await desk.say("w.1", *played(again))
-    assert desk.flow.counts().buffered == len(again.members)
-
-
-async def test_a_batch_whose_rows_were_lost_is_released_dropped_and_followed_by_another() -> None:
-    desk = await Desk().begin()
-    await desk.say("w.0", *played(await given(desk)))
-    part = await desk.controller.take_batch()
-    desk.ledger.lose("storage-0.0")
-    assert desk.told("group_dropped") == []  # the trainer may have read it
-    desk.controller.batch_lost(part, part.lease.groups)
-    assert [kind for kind, _ in desk.events[-2:]] == ["batch_released", "group_dropped"]
-    item = await given(desk)
-    await desk.say("w.0", *played(item)[:-1])
-    desk.note(stored(item), unit=2)
-    assert (await desk.controller.take_batch()).lease.groups != part.lease.groups
-
-
-def unkept(desk: Desk, *groups: int, **changed: Any) -> Unkept:
-    said: dict[str, Any] = {"unit": 1, "partition": PARTITION, "made": desk.controller.rows.made, "new": False}
-    return Unkept(**(said | changed), groups=list(groups))
-
-
-async def test_what_a_storage_could_not_keep_of_a_group_in_training_is_left_to_the_trainer_to_miss() -> None:
-    """A stage's columns make a group whole before the unit that tells of them has stored them."""
-    desk = await Desk().begin()
-    await desk.say("w.0", *played(await given(desk)))
-    part = await desk.controller.take_batch()
-    desk.ledger.unkept(unkept(desk, *part.lease.groups))
-    assert desk.told("group_dropped") == []
-    desk.controller.batch_lost(part, part.lease.groups)
-    assert [e["group"] for e in desk.told("group_dropped")] == list(part.lease.groups)
-    desk.ledger.unkept(unkept(desk, *part.lease.groups))
-    assert len(desk.told("group_dropped")) == 1
-
-
-async def test_what_a_storage_says_it_could_not_keep_costs_a_group_once_however_often_it_says_so() -> None:
-    desk = await Desk(batch_groups=2).begin()
-    item, other = await given(desk), await given(desk)
-    await desk.say("w.0", *played(item), *played(other))
-    for _ in range(2):
-        desk.ledger.unkept(unkept(desk, item.group, 10**9))
-    assert [(e["group"], e["reason"]) for e in desk.told("group_dropped")] == [(item.group, "storage_lost")]
-    assert desk.flow.knows(other.group)
-
-
-async def test_what_a_storage_could_not_keep_of_a_phase_that_ended_costs_nothing_in_the_next() -> None:
-    desk = await Desk().begin()
-    item = await given(desk)
-    await desk.say("w.0", *played(item))
-    late = unkept(desk, item.group)
-    desk.controller.end_phase("phase_ended")
-    desk.ledger.unkept(late)
-    policy = Synchronous(Synchronous.Settings())
-    flow = Flow(policy=policy, batch_groups=1, group_size=2, rollout=False, columns=COLUMNS)
-    desk.controller.open_rows(flow, phase_partition(PARTITION, COLUMNS, group_size=2))
-    desk.controller.begin_phase(flow, plan(rollout=False))
-    again = await given(desk)
-    assert again.group == item.group
-    desk.ledger.unkept(late)
-    assert flow.knows(item.group)
 
 
 # ---------------------------------------------------------------- the end of a phase

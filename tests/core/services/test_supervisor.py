@@ -191,6 +191,25 @@ async def test_who_reads_of_a_lost_node_is_sent_where_its_cause_can_be_found(
     assert fix in nodes.fixes[0]
 
 
+async def test_a_node_that_is_killed_before_it_ever_served_is_started_again(nodes: Nodes) -> None:
+    starting = asyncio.ensure_future(nodes.supervisor.started("storage-0"))
+    await turns()
+    nodes.processes[0].end(-9)
+    await turns()
+    nodes.register(1)
+    assert await starting == "at storage-0.1"
+    assert nodes.lost == []
+
+
+async def test_a_node_that_ends_by_itself_before_it_ever_served_is_not_started_again(nodes: Nodes) -> None:
+    starting = asyncio.ensure_future(nodes.supervisor.started("storage-0"))
+    await turns()
+    nodes.processes[0].end(1)
+    with pytest.raises(RunError, match="ended with status 1 before it served"):
+        await starting
+    assert len(nodes.processes) == 1
+
+
 async def test_a_node_that_ends_before_it_serves_is_not_lost_but_fails_who_waits(nodes: Nodes) -> None:
     waiting = asyncio.ensure_future(nodes.supervisor.address("storage-0"))
     await turns()
