@@ -202,11 +202,11 @@ class World:
 
     def switch(self) -> None:
         for switch in self.any(self.flow.switches()):
-            if switch.instance not in self.loading:
-                self.carry_out(switch)
+            self.carry_out(switch)
 
     def carry_out(self, switch: Switch) -> None:
         replica = self.replicas[switch.instance]
+        assert switch.instance not in self.loading, "it is at another switch"
         for version in switch.retire:
             assert not any(self.streams[t].version == version for t in replica.running)
             replica.versions.remove(version)
@@ -214,6 +214,7 @@ class World:
         if switch.load is not None:
             assert switch.instance not in self.draining
             self.loading[switch.instance] = switch.load
+            self.flow.switch_begun(switch.instance)
 
     def load(self) -> None:
         for name in self.any(self.loading):
@@ -221,6 +222,7 @@ class World:
             if version in self.flow.live_versions() and len(replica.versions) < replica.live_versions:
                 replica.versions.add(version)
                 assert self.flow.committed(name, version) == ()
+            self.flow.switch_ended(name)
 
     def measure(self) -> None:
         """The share of KV memory in use, which now and then is too much."""

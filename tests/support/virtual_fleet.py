@@ -64,7 +64,6 @@ class Simulation:
             name = f"i{place}"
             self.queue[name], self.running[name] = deque(), 0
             self.flow.join(name, slots=self.slots, live_versions=self.live_versions, versions=(0,), migrates=True)
-        self.loading: set[str] = set()
         while len(self.trained) < batches:
             self.pump()
             assert self.events, f"nothing happens any more: {self.flow.view()}"
@@ -78,8 +77,7 @@ class Simulation:
 
     def pump(self) -> None:
         for switch in self.flow.switches():
-            if switch.instance not in self.loading:
-                self.switch(switch)
+            self.switch(switch)
         for move in self.flow.moves() if self.moves else ():
             self.move(move)
         lease = self.flow.take_batch(now=self.now, ttl=1e9)
@@ -123,13 +121,13 @@ class Simulation:
         if not self.transfer:
             self.flow.committed(switch.instance, load)
             return
-        self.loading.add(switch.instance)
+        self.flow.switch_begun(switch.instance)
         self.at(self.transfer, lambda: self.serve(switch.instance, load))
 
     def serve(self, instance: str, version: int) -> None:
-        self.loading.remove(instance)
         if version in self.flow.live_versions():
             self.flow.committed(instance, version)
+        self.flow.switch_ended(instance)
 
     def begin(self, instance: str, trajectory: int) -> None:
         self.running[instance] += 1

@@ -8,11 +8,14 @@ begun elsewhere is placed there only where nobody else can take it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Set
-from operator import itemgetter
+from collections import Counter
+from collections.abc import Collection, Iterable, Set
+from typing import TypeVar
 
+from headrace.flow.bound import Bound
 from headrace.flow.instances import Instance, Lightest
-from headrace.flow.records import Move
+
+T = TypeVar("T")
 
 
 class Fleet:
@@ -33,12 +36,17 @@ class Fleet:
         """Instances that groups yet to start will be dealt to, draining or not."""
         self.unplaced: dict[int, set[int]] = {}
         """Version → unfinished trajectories that are on no instance; no empty sets."""
+        self.bound = Bound()
+        self.seats = 0
+        """Versions that all instances together can host at once, those that drain left out."""
         self._lookahead = lookahead
         self._joins = 0
         self._instances: dict[str, Instance] = {}
         self._where: dict[int, Instance] = {}
-        self._bound: dict[int, tuple[int, Instance]] = {}
-        """Trajectory → its version and where it goes."""
+        self._load: Counter[int] = Counter()
+        """Version → trajectories placed on, or bound for, any instance; who moves counts twice."""
+        self._busy: dict[int, set[Instance]] = {}
+        """Version → instances with such trajectories; no empty sets."""
         self._hosts: dict[int, set[Instance]] = {}
         """Version → who hosts it; no empty sets."""
         self._open: dict[int, Lightest] = {}
@@ -74,6 +82,7 @@ class Fleet:
         for version in versions:
             self._host(instance, version)
         self._by_name.pop(None, None)
+        self.seats += live_versions
         self.members += 1
 
     def leave(self, name: str) -> tuple[int, ...]:
@@ -83,7 +92,10 @@ class Fleet:
         del self._instances[name]
         self.touched.discard(instance)
         self.pressed.discard(instance)
-        self.draining.discard(instance)
+        if instance in self.draining:
+            self.draining.remove(instance)
+        else:
+            self.seats -= instance.live_versions
         self._barred -= {instance}
         self._by_name.pop(None, None)
         self.members += 1
@@ -94,9 +106,10 @@ class Fleet:
         instance = self._instance(name)
         if instance in self.draining:
             return
-        for trajectory in [t for t, (_, target) in self._bound.items() if target is instance]:
+        for trajectory in self.bound.to(instance):
             self.release(trajectory)
         self.draining.add(instance)
+        self.seats -= instance.live_versions
         self.bar(self._barred)
         self.members += 1
 
@@ -128,6 +141,12 @@ class Fleet:
         self.touched.add(instance)
         return tuple(displaced)
 
+    def switch(self, name: str, switching: bool) -> None:
+        """The caller begins to carry a switch of an instance out, or is done with it."""
+        instance = self._instance(name)
+        instance.switching = switching
+        self.touched.add(instance)
+
     def retire(self, name: str, version: int) -> tuple[int, ...]:
         """An instance no longer serves ``version``; returns what was unfinished under it there, now unplaced."""
         instance = self._instance(name)
@@ -141,6 +160,11 @@ class Fleet:
     def instances(self) -> list[Instance]:
         """By name."""
         return self._sorted(None, self._instances.values())
+
+    @property
+    def staying(self) -> int:
+        """How many instances do not drain."""
+        return len(self._instances) - len(self.draining)
 
     def has(self, instance: Instance) -> bool:
         """Whether this very instance is there, not another of its name."""
@@ -157,7 +181,19 @@ class Fleet:
     def is_hosted_everywhere(self, version: int) -> bool:
         """Whether every instance that does not drain hosts ``version``, and there is one."""
         hosts = self._hosts.get(version, set())
-        return len(self._instances) - len(self.draining) == len(hosts) - len(hosts & self.draining) > 0
+        return self.staying == len(hosts) - len(hosts & self.draining) > 0
+
+    def busy(self, version: int) -> list[Instance]:
+        """Instances with unfinished trajectories of ``version``, without those that drain; in no order."""
+        return [instance for instance in self._busy.get(version, ()) if instance not in self.draining]
+
+    def demand(self) -> Counter[int]:
+        """Version → unfinished trajectories, without those on instances that drain. O(versions + those instances)."""
+        demand = self._load + Counter({version: len(waiting) for version, waiting in self.unplaced.items()})
+        for instance in self.draining:
+            for version, placed in instance.unfinished.items():
+                demand[version] -= len(placed)
+        return demand
 
     def bar(self, instances: Set[Instance]) -> None:
         """These get no new groups, until this is said again without them; nor do those that drain."""
@@ -223,46 +259,28 @@ class Fleet:
 
     # ------------------------------------------------------------ moves
 
-    def moves(self) -> Iterator[Move]:
-        """Who is bound for where, by trajectory."""
-        for trajectory, (version, target) in sorted(self._bound.items(), key=itemgetter(0)):
-            source = self._where[trajectory]
-            yield Move(
-                trajectory=trajectory,
-                version=version,
-                source=source.name,
-                target=target.name,
-                with_state=source.migrates and target.migrates,
-            )
-
-    def staying(self, instance: Instance, version: int) -> list[int]:
-        """Trajectories of a version that are placed on an instance and not bound for another one."""
-        placed = instance.unfinished.get(version, ())
-        return [t for t in placed if t not in self._bound]
-
-    def coming(self, instance: Instance, version: int) -> int:
-        """How many trajectories of a version are bound for an instance."""
-        placed = instance.unfinished.get(version, ())
-        return sum(t in self._bound and self._bound[t][1] is instance for t in placed)
+    def staying_on(self, instance: Instance, version: int) -> list[int]:
+        """Trajectories of a version that are placed on an instance and not bound for another one; ascending."""
+        return sorted(t for t in instance.unfinished.get(version, ()) if t not in self.bound)
 
     def bind(self, trajectory: int, version: int, target: Instance) -> None:
         """A trajectory that is placed and not bound will go on on ``target``."""
         self._add(target, version, trajectory)
-        self._bound[trajectory] = version, target
+        self.bound.add(trajectory, version, self._where[trajectory], target)
 
     def arrive(self, trajectory: int) -> bool:
         """A trajectory is where it was bound for; False when it was bound for nowhere any more."""
-        if trajectory not in self._bound:
+        if trajectory not in self.bound:
             return False
-        version, target = self._bound.pop(trajectory)
+        version, target = self.bound.take(trajectory)
         self._discard(self._where[trajectory], version, trajectory)
         self._where[trajectory] = target
         return True
 
     def release(self, trajectory: int) -> None:
         """A trajectory is bound for nowhere any more, if it was."""
-        if trajectory in self._bound:
-            version, target = self._bound.pop(trajectory)
+        if trajectory in self.bound:
+            version, target = self.bound.take(trajectory)
             self._discard(target, version, trajectory)
 
     # ------------------------------------------------------------ inside
@@ -297,14 +315,20 @@ class Fleet:
     def _add(self, instance: Instance, version: int, trajectory: int) -> None:
         if instance.is_idle_on(version):
             self.touched.add(instance)
+            self._busy.setdefault(version, set()).add(instance)
         instance.unfinished.setdefault(version, set()).add(trajectory)
+        self._load[version] += 1
         self._weigh(instance, +1)
 
     def _discard(self, instance: Instance, version: int, trajectory: int) -> None:
         _take(instance.unfinished, version, trajectory)
+        self._load[version] -= 1
         self._weigh(instance, -1)
         if instance.is_idle_on(version):
             self.touched.add(instance)
+            _take(self._busy, version, instance)
+            if version not in self._busy:
+                del self._load[version]
 
     def _weigh(self, instance: Instance, change: int) -> None:
         instance.weigh(change)
@@ -325,7 +349,7 @@ class Fleet:
         return tuple(sorted(displaced))
 
 
-def _take(sets: dict[int, set[int]], version: int, trajectory: int) -> None:
-    sets[version].remove(trajectory)
+def _take(sets: dict[int, set[T]], version: int, member: T) -> None:
+    sets[version].remove(member)
     if not sets[version]:
         del sets[version]

@@ -29,6 +29,8 @@ class Instance:
     """Share of its KV memory in use, where that is too much; else 0."""
     share: float = 0.0
     """Load per slot; infinite under pressure."""
+    switching: bool = False
+    """Whether the caller carries a switch out; no other is decided until it is done."""
 
     @property
     def order(self) -> tuple[float, str, int]:

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 from headrace.flow.fleet import Fleet
@@ -59,19 +58,19 @@ class Rebalancing:
             self.due = True
 
     def moves(self, held: Held) -> tuple[Move, ...]:
-        """By trajectory."""
+        """By trajectory; the very same tuple while nothing changes."""
         if self.due or self._members != self._fleet.members:
             self.due, self._members = False, self._fleet.members
-            for instance in sorted(self._fleet.draining, key=lambda instance: instance.name):
+            for instance in _by_name(self._fleet.draining):
                 self._clear(instance)
-            for instance in self._fleet.pressed - self._fleet.draining:
+            for instance in _by_name(self._fleet.pressed - self._fleet.draining):
                 self._relieve(instance, held)
             self._consolidate(held)
-        return tuple(self._fleet.moves())
+        return self._fleet.bound.moves()
 
     def _relieve(self, instance: Instance, held: Held) -> None:
         """As many leave as are beyond the threshold, if all are alike."""
-        placed = [(t, version) for version in instance.unfinished for t in self._fleet.staying(instance, version)]
+        placed = [(t, version) for version in instance.unfinished for t in self._fleet.staying_on(instance, version)]
         beyond = math.ceil(instance.load * (1 - self._threshold / instance.pressure)) - (instance.load - len(placed))
         placed.sort(key=lambda found: (held(found[0]), -found[0]))
         for trajectory, version in placed[: max(0, beyond)]:
@@ -81,7 +80,7 @@ class Rebalancing:
 
     def _clear(self, instance: Instance) -> None:
         for version in list(instance.unfinished) if instance.migrates else ():
-            for trajectory in sorted(self._fleet.staying(instance, version)):
+            for trajectory in self._fleet.staying_on(instance, version):
                 target = self._fleet.room(version)
                 if target is not None and target.migrates and target.load < target.slots:
                     self._fleet.bind(trajectory, version, target)
@@ -89,14 +88,9 @@ class Rebalancing:
     # ------------------------------------------------------------ consolidation
 
     def _consolidate(self, held: Held) -> None:
-        newest = self._versions.newest
-        instances = [i for i in self._fleet.instances if i not in self._fleet.draining]
-        demand = Counter({version: len(waiting) for version, waiting in self._fleet.unplaced.items()})
-        for instance in instances:
-            for version, placed in instance.unfinished.items():
-                demand[version] += len(placed)
+        newest, demand = self._versions.newest, self._fleet.demand()
         demand[newest] += self._top_up()
-        seats = partition(demand, seats=sum(i.live_versions for i in instances), instances=len(instances))
+        seats = partition(demand, seats=self._fleet.seats, instances=self._fleet.staying)
         for version in sorted(set(seats) - {newest}):
             self._concentrate(version, seats[version], held)
 
@@ -105,17 +99,16 @@ class Rebalancing:
         idle on it, or being emptied, neither gives nor takes; who is being filled does not give."""
         if version in self._versions.pinned:
             return  # it stays everywhere
-        busy = [i for i in self._fleet.hosting(version) if not i.is_idle_on(version) and i not in self._fleet.draining]
-        staying = {i: self._fleet.staying(i, version) for i in busy}
-        coming = {i: self._fleet.coming(i, version) for i in busy}
-        settled = [i for i in busy if len(staying[i]) + coming[i] == len(i.unfinished[version])]
+        settled = [i for i in self._fleet.busy(version) if not self._fleet.bound.is_giving(i, version)]
+        if len(settled) <= hosts or not any(map(self._is_in_the_way, settled)):
+            return
         settled.sort(key=lambda instance: (-len(instance.unfinished[version]), instance.name))
         kept, beyond = settled[:hosts], settled[hosts:]
         idle, with_state = _IdleSlots(kept), all(instance.migrates for instance in kept)
         for source in reversed(beyond):
-            leaving = sorted(staying[source])
-            if coming[source] or not self._is_in_the_way(source):
+            if self._fleet.bound.is_taking(source, version) or not self._is_in_the_way(source):
                 continue
+            leaving = self._fleet.staying_on(source, version)
             if len(leaving) > idle.count:
                 break  # the others have more to move
             if _pays(source, [held(t) for t in leaving], with_state=with_state and source.migrates):
@@ -124,6 +117,10 @@ class Rebalancing:
 
     def _is_in_the_way(self, instance: Instance) -> bool:
         return self._versions.newest not in instance.hosted and len(instance.unfinished) >= instance.live_versions
+
+
+def _by_name(instances: Iterable[Instance]) -> list[Instance]:
+    return sorted(instances, key=lambda instance: instance.name)
 
 
 def _pays(source: Instance, tokens: list[int], *, with_state: bool) -> bool:

@@ -66,16 +66,26 @@ class Serving:
 
     def switches(self) -> tuple[Switch, ...]:
         """What instances should load and retire now, by name. A query: it repeats an answer until the instance's
-        :meth:`committed` and :meth:`retired_on` have been told, as the very same tuple while nothing changes."""
+        :meth:`committed` and :meth:`retired_on` have been told, as the very same tuple while nothing changes; of an
+        instance whose switch is carried out it says nothing."""
         return self._switching.switches()
+
+    def switch_begun(self, instance: str) -> None:
+        """The caller carries the switch of an instance out, which takes its time, until :meth:`switch_ended`."""
+        self._fleet.switch(instance, True)
+
+    def switch_ended(self, instance: str) -> None:
+        """A switch is done, or came to nothing; what came of it has been told. Once too often is fine."""
+        self._fleet.switch(instance, False)
 
     # ------------------------------------------------------------ moves
 
     def moves(self, held: Callable[[int], int] = lambda trajectory: 1) -> tuple[Move, ...]:
         """Which unfinished trajectories should go on elsewhere, by id; :mod:`headrace.flow.rebalancing` says why. A
-        query: it repeats an answer until :meth:`moved` or :meth:`stays` has been told, or the move came to nothing.
-        Cheap when nothing is due. ``held``: tokens in a trajectory's context now, which a move may have to compute
-        again; by default all are taken to be equally long. Lockstep: nothing moves."""
+        query: it repeats an answer until :meth:`moved` or :meth:`stays` has been told, or the move came to nothing, as
+        the very same tuple while nothing changes. Cheap when nothing is due. ``held``: tokens in a trajectory's context
+        now, which a move may have to compute again; by default all are taken to be equally long. Lockstep: nothing
+        moves."""
         return () if self._lockstep else self._rebalancing.moves(held)
 
     def moved(self, trajectory: int) -> bool:

@@ -17,6 +17,8 @@ Rules, per instance, in name order:
 A pinned version stays on every instance that hosts it, because the pin's holder may be talking to any of them. So an
 instance that hosts one version at a time does not move on while its version is pinned.
 
+Nothing is decided for an instance while the caller carries a switch of it out.
+
 Liveness: an unplaced trajectory's version is hosted somewhere, or an instance is on its way to it by rule 2: that
 instance gets no new groups, what it has finishes, and then it switches. Once hosted, rule 4 keeps the version there
 until the trajectory has been placed and has finished. The exceptions are a fleet whose every place is pinned,
@@ -27,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace.flow.fleet import Fleet
 from headrace.flow.instances import Instance
@@ -36,8 +39,7 @@ from headrace.flow.versions import Versions
 _HAS_ROOM, _HAS_SPARE, _IDLES, _MUST_DRAIN = range(4)
 
 
-@dataclass(frozen=True, slots=True)
-class _Basis:
+class _Basis(NamedTuple):
     """What all decisions share; when it is unchanged only the touched instances are decided again."""
 
     versions: int
@@ -76,16 +78,9 @@ class Switching:
     def settle(self) -> None:
         """Decide, so that the fleet bars whoever must drain to bring a missing version back."""
         fleet = self._fleet
-        missing = tuple(
-            sorted(
-                version
-                for version in {*fleet.unplaced, *self._versions.pinned}
-                if version != self._versions.newest and not fleet.is_hosted(version)
-            )
-        )
-        basis = _Basis(self._versions.revision, fleet.members, frozenset(fleet.unplaced), missing)
-        if basis != self._basis or any(map(self._is_reason_to_choose_anew, fleet.touched)):
-            self._claims = self._claims_of(missing)
+        basis = self._basis_now()
+        if basis != self._basis or (self._claims and any(map(self._is_reason_to_choose_anew, fleet.touched))):
+            self._claims = self._claims_of(basis.missing)
             fleet.bar({instance for instance, claim in self._claims.items() if claim.effort >= _IDLES})
             self._switches.clear()
             self._answer = None
@@ -95,9 +90,18 @@ class Switching:
         fleet.touched.clear()
         self._basis = basis
 
+    def _basis_now(self) -> _Basis:
+        fleet, awaited = self._fleet, frozenset[int]()
+        missing: tuple[int, ...] = ()
+        if fleet.unplaced or self._versions.pinned:  # which is rare, and this is asked after every event
+            awaited = frozenset(fleet.unplaced)
+            needed = sorted(awaited.union(self._versions.pinned) - {self._versions.newest})
+            missing = tuple(version for version in needed if not fleet.is_hosted(version))
+        return _Basis(self._versions.revision, fleet.members, awaited, missing)
+
     def _decide_for(self, instances: Iterable[Instance]) -> None:
         for instance in instances:
-            switch = self._switch(instance)
+            switch = None if instance.switching else self._switch(instance)
             if switch == self._switches.get(instance.name):
                 continue
             self._answer = None
@@ -157,8 +161,6 @@ class Switching:
         return claims
 
     def _is_reason_to_choose_anew(self, instance: Instance) -> bool:
-        if not self._claims:
-            return False
         effort, claim = self._effort(instance), self._claims.get(instance)
         if claim is None:
             drained = any(claim.effort == _MUST_DRAIN for claim in self._claims.values())

@@ -239,7 +239,8 @@ class Fleet:
             return
         for switch in self._flow.switches():
             instance = self._instances[switch.instance]
-            if instance.loading is None and (switch.load is not None or switch.retire):
+            if instance.loading is None:  # else it loads what it was told before this phase
+                self._flow.switch_begun(instance.name)
                 self._begin_switch(instance, switch.load, switch.retire)
 
     def _begin_switch(self, instance: Instance, load: int | None, retire: tuple[int, ...]) -> None:
@@ -254,6 +255,8 @@ class Fleet:
     async def _switch(self, instance: Instance, load: int | None, retire: tuple[int, ...]) -> None:
         await self._change(instance, load, retire)
         instance.loading = None
+        if self._flow is not None and self.has(instance):
+            self._flow.switch_ended(instance.name)
         self.sync()
         self.changed()
 

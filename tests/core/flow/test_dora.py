@@ -194,8 +194,8 @@ class DoraMachine(RuleBasedStateMachine):
 
     def dora_7_a_version_that_is_empty_holds_no_instance(self) -> None:
         world = self.world
-        while switches := self.flow.switches():
-            for switch in switches:
+        while world.loading or self.flow.switches():
+            for switch in self.flow.switches():
                 world.carry_out(switch)
             while world.loading:
                 world.load()

@@ -27,7 +27,7 @@ class World:
     def step(self) -> None:
         random, fleet = self.random, self.fleet
         names = [instance.name for instance in fleet.instances]
-        match random.randrange(12):
+        match random.randrange(13):
             case 0 if len(names) < 4:
                 fleet.join(f"i{self.next}", slots=2, live_versions=random.randint(1, 3), versions=())
                 self.next += 1
@@ -60,6 +60,9 @@ class World:
                 instance = random.choice(fleet.instances)
                 for version in list(instance.hosted):
                     fleet.retire(instance.name, version)
+            case 12 if names:
+                instance = random.choice(fleet.instances)
+                fleet.switch(instance.name, not instance.switching)
 
     def place(self, trajectory: int) -> None:
         version = self.open[trajectory]
@@ -71,6 +74,7 @@ class World:
         switches = self.switching.switches()
         if switches and self.random.random() < 0.5:
             switch = self.random.choice(switches)
+            assert not any(i.switching for i in self.fleet.instances if i.name == switch.instance)
             for version in switch.retire:
                 self.fleet.retire(switch.instance, version)
             if switch.load is not None:
