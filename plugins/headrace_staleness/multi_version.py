@@ -1,7 +1,8 @@
 """``multi_version``: several policy versions in flight, each trajectory pinned to one, staleness bounded by waiting.
 
-Nothing is cut off or discarded to keep the bound: what is too old to wait is trained first, and publication waits for
-the oldest version in flight (the sliding window of DORA, arXiv 2604.26256, with the gates that paper leaves open).
+Nothing is cut off or discarded to keep the bound: what is too old to wait is trained first, and the oldest version in
+flight is waited for (the sliding window of DORA, arXiv 2604.26256, with the gates that paper leaves open). What waits
+is the publication of the version that follows, as in the paper, or only the batch that is the last to hold it.
 
 With B = ``batch_groups``, K = ``max_staleness``, t = the newest version: a group of version v must be in one of the
 batches up to v + K. So of the outstanding groups, those of version ≤ t − K + d are due within batches t … t + d.
@@ -10,10 +11,14 @@ The policy keeps, for every d = 0 … K,
     outstanding of version ≤ t − K + d   ≤   B · d         once batch t is taken
                                          ≤   B · (d + 1)   before
 
-(earliest deadline first is feasible). Taking a batch is gated on the first line. Publishing t + 1 turns the first line
-into the second. New groups of version t count for d = K alone: ``admit`` keeps that case. Where ``legacy_filling`` lets
-a group start under an older version, ``may_fill`` keeps all of them; and it feeds no version that the next publication
-waits for, which would only be held up longer.
+(earliest deadline first is feasible). Taking a batch is gated on the first line: what is due in it has finished.
+Publishing t + 1 turns the first line into the second. New groups of version t count for d = K alone: ``admit`` keeps
+that case. Where ``legacy_filling`` lets a group start under an older version, ``may_fill`` keeps all of them; and it
+feeds no version that the window waits for next, which would only be held up longer.
+
+A trajectory that starts right after its version was published has the time of K batches where publication waits. Where
+only batches wait it has that of K + 1, less the training of the last; then slots need not idle for the sake of K, for
+the price of K + 1 versions in flight instead of K.
 
 No row can be late, since for d = 0 nothing of version ≤ t − K is left once batch t is taken. Nothing can get stuck:
 with nothing in flight, before batch t, the second line says that the oldest B groups may be taken, and when there are
@@ -24,7 +29,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Literal
 
 from headrace.contract import FlowView, StalenessPolicy
 from headrace.errors import StalenessError
@@ -34,17 +40,20 @@ MOST = 1000
 
 
 class MultiVersion(StalenessPolicy):
-    """At most ``max(K, 1)`` versions have groups in flight; ``K + 1`` are live when retired ones are freed at once."""
+    """At most ``max(K, 1)`` versions have groups in flight, ``K + 1`` where publication does not wait; ``K + 1`` are
+    live when retired ones are freed at once."""
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Settings:
         """``max_staleness``: K ≥ 0. ``outstanding_batches``: how many batches' worth of groups may be dispatched and
         not taken, 1 … max(K, 1). Default: 2, or 1 where K ≤ 1; more than 2 only raises the mean staleness.
+        ``waits``: what the oldest version in flight holds up.
         ``legacy_filling``: slots that idle on instances of older versions get new groups of those, staler ones on
         purpose; only for K ≥ 3."""
 
         max_staleness: int
         outstanding_batches: float | None = None
+        waits: Literal["publication", "batch"] = "publication"
         legacy_filling: bool = False
 
     settings: Settings
@@ -86,8 +95,8 @@ class MultiVersion(StalenessPolicy):
 
         if self.settings.legacy_filling and self.max_staleness < 3:
             raise StalenessError(
-                f"legacy_filling with max_staleness = {self.max_staleness} < 3: the publication of t + 1 waits for "
-                f"every version older than t, so that none may be filled",
+                f"legacy_filling with max_staleness = {self.max_staleness} < 3: publication, or the next batch, waits "
+                f"for every version older than the newest, so that none may be filled",
                 fix="leave legacy_filling out, or set max_staleness = 3 or more",
             )
 
@@ -107,8 +116,8 @@ class MultiVersion(StalenessPolicy):
         return min(chosen) >= oldest and self._is_in_time(left, view, batches=0)
 
     def may_fill(self, view: FlowView, version: int) -> bool:
-        """It does not block the next publication, and all that is outstanding can still be trained in time."""
-        if not self.settings.legacy_filling or not self.may_publish(replace(view, in_flight={version: 1})):
+        """The window does not wait for it, and all that is outstanding can still be trained in time."""
+        if not self.settings.legacy_filling or self._is_due(version, view):
             return False
         outstanding = Counter(view.in_flight) + Counter(view.ready) + Counter([version])
         return self._is_in_time(outstanding, view, batches=int(not view.batch_taken))
@@ -123,6 +132,10 @@ class MultiVersion(StalenessPolicy):
         )
 
     def may_publish(self, view: FlowView) -> bool:
-        """Nothing in flight would have to be in the next version's batch, the last that may hold it: what is finished
-        may still be waiting, but a batch cannot be closed over an unfinished trajectory. (K = 0: nothing in flight.)"""
-        return all(version > view.version + 1 - self.max_staleness for version in view.in_flight)
+        """Always, or when nothing in flight would have to be in the next version's batch: what is finished may still be
+        waiting, but a batch cannot be closed over an unfinished trajectory. (K = 0: nothing in flight.)"""
+        return self.settings.waits == "batch" or not any(self._is_due(version, view) for version in view.in_flight)
+
+    def _is_due(self, version: int, view: FlowView) -> bool:
+        """Whether the batch of the next version is the last that may hold it."""
+        return version <= view.version + 1 - self.max_staleness

@@ -26,9 +26,10 @@ POLICIES: list[StalenessPolicy] = [
 
 
 def most_in_flight(policy: StalenessPolicy) -> int:
-    """How many versions have unfinished groups at most. The gates on publication of the first two leave room for one
-    fewer."""
-    gated = isinstance(policy, MultiVersion | Synchronous)
+    """How many versions have unfinished groups at most. Where publication waits there is room for one fewer."""
+    gated = isinstance(policy, Synchronous) or (
+        isinstance(policy, MultiVersion) and policy.settings.waits == "publication"
+    )
     return max(policy.max_staleness, 1) if gated else policy.max_staleness + 1
 
 

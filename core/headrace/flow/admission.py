@@ -5,7 +5,6 @@ Invariant: no batch leaves with a row whose staleness is negative or beyond ``ma
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -57,17 +56,16 @@ class Admission:
                 )
         return chosen
 
-    def certain(self, view: FlowView) -> int | None:
-        """The newest version whose groups are all sure to be in the next batch, which takes the oldest first: no more
-        than a batch of that version or older is outstanding. None when there is none."""
-        outstanding = Counter(view.in_flight) + Counter(view.ready)
-        total, certain = 0, None
-        for version in sorted(outstanding):
-            total += outstanding[version]
-            if view.batch_taken or total > view.batch_groups:
-                break
-            certain = version
-        return certain
+    def certain(self, view: FlowView) -> int:
+        """How many groups, the first that are ready, are sure to be in the next batch, which takes the oldest version
+        first, and of a version those that were ready first: whatever becomes of the older ones that are outstanding,
+        and may come before them, there is room for these."""
+        certain = before = 0
+        for version in sorted({*view.in_flight, *view.ready}):
+            ready = view.ready.get(version, 0)
+            certain += max(0, min(ready, view.batch_groups - before))
+            before += ready + view.in_flight.get(version, 0)
+        return 0 if view.batch_taken else certain
 
     def publishes(self, view: FlowView) -> bool:
         """Whether the next version may be published, its batch being trained. A yes stands until that has happened:

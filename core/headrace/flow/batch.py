@@ -27,10 +27,12 @@ class OpenBatch:
         """Whether a group is in it by now."""
         return any(group in part.groups for part in self._parts)
 
-    @property
-    def is_partial(self) -> bool:
-        """Whether a part was taken and the rest was not."""
-        return self.begun and self.whole is None
+    def is_settled(self, version: int) -> bool:
+        """Whether a part holds groups of a newer version, so that no group that is ready later, of this one, may come
+        before them."""
+        if self.whole is not None:
+            return False
+        return any(newest > version for part in self._parts for newest in self._ledger.oldest(part.groups[-1:]))
 
     @property
     def begun(self) -> bool:
@@ -47,9 +49,9 @@ class OpenBatch:
         return ready
 
     def take_part(self, version: int, certain: int, *, deadline: float) -> BatchLease | None:
-        """What is ready of groups that are not newer than ``certain``; None when nothing is."""
-        count = sum(groups for ready, groups in self._ledger.ready(TRAIN).items() if ready <= certain)
-        return self._lease(version, min(count, self._missing), deadline) if count and self._missing else None
+        """What is new of the first ``certain`` groups; None when nothing is."""
+        count = certain - (self._size - self._missing)
+        return self._lease(version, count, deadline) if count > 0 else None
 
     def take(self, version: int, *, deadline: float) -> BatchLease:
         """All of it: what is missing is ready."""

@@ -297,8 +297,7 @@ class Flow(Serving):
         """Groups that will be in the next batch, whatever else will be; None when there are none, or the batch of this
         version is taken. :meth:`take_batch` has them too."""
         view = self.view()
-        certain = self._admission.certain(view)
-        return None if certain is None else self._batch.take_part(view.version, certain, deadline=now + ttl)
+        return self._batch.take_part(view.version, self._admission.certain(view), deadline=now + ttl)
 
     def release(self, lease: int) -> None:
         """Give the batch back, or a part of it: its groups may be taken again, as the batch of the same version."""
@@ -347,11 +346,11 @@ class Flow(Serving):
         self._switching.settle()
         if admits and self._dispatch.can_start(self.next_group, newest, idle=not self._in_flight):
             return newest
-        if self._lockstep or self._batch.is_partial:  # what is certain to be in the batch stays so
+        if self._lockstep:
             return None
         older = (version for version in sorted(view.in_flight, reverse=True) if version < newest)
         fillable = (v for v in older if self._admission.admits(view, v, trained=trained) and self._dispatch.can_fill(v))
-        return next(fillable, None)
+        return next((v for v in fillable if not self._batch.is_settled(v)), None)
 
     def _room(self) -> float:
         return (self._batches - (self._batch.whole is not None)) * self.batch_groups

@@ -14,6 +14,7 @@ from headrace_staleness.delayed_update import DelayedUpdate
 from headrace_staleness.multi_version import MultiVersion
 from headrace_staleness.synchronous import Synchronous
 from headrace_staleness.windowed import Windowed
+from support.flow_steps import advance, store, ticket
 
 BATCH = 3
 POLICIES: list[StalenessPolicy] = [
@@ -22,6 +23,7 @@ POLICIES: list[StalenessPolicy] = [
     Windowed(Windowed.Settings(max_staleness=2)),
     MultiVersion(MultiVersion.Settings(max_staleness=1)),
     MultiVersion(MultiVersion.Settings(max_staleness=3)),
+    MultiVersion(MultiVersion.Settings(max_staleness=3, waits="batch")),
 ]
 
 
@@ -125,18 +127,31 @@ def test_every_policy_trains_in_parts() -> None:
         assert twins.batches > 10
 
 
-def test_a_group_that_an_older_one_may_crowd_out_is_in_no_part() -> None:
-    flow = flow_of(MultiVersion(MultiVersion.Settings(max_staleness=3)))
-    tickets = [flow.next_ticket() for _ in range(BATCH + 1)]
-    assert all(tickets)
-    flow.stored(0, version=0, tokens=1, nbytes=1)
-    flow.stored(1, version=0, tokens=1, nbytes=1)
-    assert flow.take_part(now=0.0, ttl=1.0) is None, "more than a batch of its version is outstanding"
-    flow.drop_group(BATCH, "lost")
+def next_part(flow: Flow) -> tuple[int, ...]:
     part = flow.take_part(now=0.0, ttl=1.0)
-    assert part is not None
-    assert part.groups == (0,)
-    assert flow.take_part(now=0.0, ttl=1.0) is None
+    return () if part is None else part.groups
+
+
+def test_a_group_is_in_a_part_when_there_is_room_for_it_whatever_comes_before_it() -> None:
+    flow = flow_of(MultiVersion(MultiVersion.Settings(max_staleness=3)))
+    for _ in range(2 * BATCH):
+        ticket(flow)
+    advance(flow, (0, 1, 2), version=0)
+    flow.committed("a", 1)
+    assert [ticket(flow).version for _ in range(2)] == [1, 1]
+    for group in (6, 7):
+        store(flow, group, version=1)
+    assert next_part(flow) == (), "3, 4 and 5, of version 0, are a batch"
+    flow.drop_group(5, "lost")
+    assert next_part(flow) == (6,), "of version 1, the first that was ready"
+    store(flow, 3, version=0)
+    assert next_part(flow) == (3,)
+    flow.drop_group(4, "lost")
+    assert next_part(flow) == (7,)
+    assert next_part(flow) == ()
+    batch = flow.take_batch(now=0.0, ttl=1.0)
+    assert batch is not None
+    assert batch.groups == (3, 6, 7)
 
 
 def test_a_part_that_is_given_back_is_taken_with_the_batch() -> None:

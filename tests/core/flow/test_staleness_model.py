@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -107,12 +108,8 @@ def _add(counts: Ages, age: int, change: int) -> Ages:
     return tuple(count + change * (at == age) for at, count in enumerate(counts))
 
 
-def multi_version(
-    max_staleness: int, outstanding_batches: float | None = None, *, legacy_filling: bool = False
-) -> MultiVersion:
-    settings = MultiVersion.Settings(
-        max_staleness=max_staleness, outstanding_batches=outstanding_batches, legacy_filling=legacy_filling
-    )
+def multi_version(max_staleness: int, outstanding_batches: float | None = None, **more: Any) -> MultiVersion:
+    settings = MultiVersion.Settings(max_staleness=max_staleness, outstanding_batches=outstanding_batches, **more)
     return MultiVersion(settings)
 
 
@@ -133,6 +130,14 @@ def windowed(max_staleness: int) -> Windowed:
         (multi_version(4), 2),
         (multi_version(3, legacy_filling=True), 2),
         (multi_version(4, 3, legacy_filling=True), 1),
+        (multi_version(0, waits="batch"), 3),
+        (multi_version(1, waits="batch"), 3),
+        (multi_version(2, waits="batch"), 2),
+        (multi_version(2, 1.5, waits="batch"), 2),
+        (multi_version(3, 3, waits="batch"), 2),
+        (multi_version(4, waits="batch"), 1),
+        (multi_version(3, waits="batch", legacy_filling=True), 2),
+        (multi_version(4, 3, waits="batch", legacy_filling=True), 1),
         (windowed(0), 3),
         (windowed(1), 3),
         (windowed(2), 2),
