@@ -20,6 +20,7 @@ T = TypeVar("T")
 LOOKAHEAD = 1.25
 PROMPT = 3
 """Tokens of every prompt."""
+PROMPTS = 5
 
 
 @dataclass
@@ -55,7 +56,8 @@ def token(trajectory: int, position: int, version: int) -> int:
 
 
 class World:
-    """``length``: of a trajectory, in tokens. ``calm``: nothing is lost, given back or dropped."""
+    """``length``: of a trajectory, in tokens. ``calm``: nothing is lost, given back or dropped. ``observant``: groups
+    start in the order of lengths that were observed, and stragglers are spared."""
 
     def __init__(
         self,
@@ -67,11 +69,19 @@ class World:
         seed: int,
         length: Callable[[Random], int],
         calm: bool = False,
+        observant: bool = False,
     ) -> None:
         """``replicas``: slots, live versions and whether it migrates, of each instance at the start."""
         self.policy, self.batch_groups, self.group_size = policy, batch_groups, group_size
         self.random, self.length, self.calm = Random(seed), length, calm
-        self.flow = Flow(policy=policy, batch_groups=batch_groups, group_size=group_size, lookahead=LOOKAHEAD)
+        self.flow = Flow(
+            policy=policy,
+            batch_groups=batch_groups,
+            group_size=group_size,
+            lookahead=LOOKAHEAD,
+            prompt=(lambda group: group % PROMPTS) if observant else None,
+            spare_stragglers=observant,
+        )
         self.streams: dict[int, Stream] = {}
         self.replicas: dict[str, Replica] = {}
         self.dropped: Counter[str] = Counter()

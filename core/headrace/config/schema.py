@@ -120,6 +120,11 @@ class RolloutConfig(PluginConfig):
 
     instances: Few = 1
     """At the start."""
+    order: Literal["stream", "longest_first"] = "stream"
+    """Of groups: as the environment's stream has them, or those first, after each publication, whose prompts took the
+    longest answers before."""
+    spare_stragglers: bool = False
+    """Whether instances with trajectories of the oldest version in flight are given new work last."""
     autoscale: AutoscaleConfig | None = None
     """None: only a person changes their number."""
     max_new_tokens: Large
@@ -201,6 +206,10 @@ class SimulationConfig(Table):
 
     lengths: Text | None = None
     """Response lengths, as ``--lengths`` writes them."""
+    prompts: Large | None = None
+    """How many there are, asked again in turn; None: each is asked once."""
+    alike: Share = 0.0
+    """How much of the variance of lengths (of their normal scores) answers to the same prompt have in common."""
     prompt_tokens: Size = 0
     step_seconds: Annotated[float, Field(gt=0)] | None = None
     """A decode step of an instance that has one request."""
@@ -222,6 +231,10 @@ class SimulationConfig(Table):
     """From publication until an instance has the weights; it goes on decoding."""
     switch_seconds: Cost = 0.0
     """For which an instance that has the weights stops decoding."""
+    move_seconds: Cost = 0.0
+    """Of a request from one instance to another, beside its keys and values; it is not decoded meanwhile."""
+    move_seconds_per_token: Cost = 0.0
+    """What the keys and values of its context take, where engines hand them over; elsewhere they are computed again."""
     seconds_between_failures: Annotated[float, Field(gt=0)] | None = None
     """Of one instance, mean of an exponential distribution; None: none fails."""
     restart_seconds: Cost = 0.0

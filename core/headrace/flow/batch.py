@@ -6,6 +6,7 @@ nothing of it had been taken before.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from headrace.flow.leases import Lease
@@ -21,6 +22,8 @@ class OpenBatch:
         self._ledger = ledger
         self._size = groups
         self._parts: list[Lease] = []
+        self._versions: Counter[int] = Counter()
+        """Version → groups in parts, by their oldest token."""
         self.whole: BatchLease | None = None
 
     def holds(self, group: int) -> bool:
@@ -30,9 +33,7 @@ class OpenBatch:
     def is_settled(self, version: int) -> bool:
         """Whether a part holds groups of a newer version, so that no group that is ready later, of this one, may come
         before them."""
-        if self.whole is not None:
-            return False
-        return any(newest > version for part in self._parts for newest in self._ledger.oldest(part.groups[-1:]))
+        return self.whole is None and any(newest > version for newest in self._versions)
 
     @property
     def begun(self) -> bool:
@@ -43,9 +44,8 @@ class OpenBatch:
         """Groups that are ready for it, or in it while it is not whole, by the version of their oldest token."""
         ready = self._ledger.ready(TRAIN)
         if self.whole is None:
-            for part in self._parts:
-                for version in self._ledger.oldest(part.groups):
-                    ready[version] = ready.get(version, 0) + 1
+            for version, groups in self._versions.items():
+                ready[version] = ready.get(version, 0) + groups
         return ready
 
     def take_part(self, version: int, certain: int, *, deadline: float) -> BatchLease | None:
@@ -62,12 +62,13 @@ class OpenBatch:
 
     @property
     def _missing(self) -> int:
-        return self._size - sum(len(part.groups) for part in self._parts)
+        return self._size - self._versions.total()
 
     def _lease(self, version: int, count: int, deadline: float) -> BatchLease:
         lease = self._ledger.lease(TRAIN, count, deadline=deadline)
         assert lease is not None, "only what is ready is taken"
         self._parts.append(lease)
+        self._versions.update(self._ledger.oldest(lease.groups))
         return batch_lease([lease], version, self._ledger)
 
     def release(self, lease: int) -> None:
@@ -91,6 +92,7 @@ class OpenBatch:
         kept = [part for part in self._parts if part.lease not in leases]
         if len(kept) < len(self._parts):
             self._parts, self.whole = kept, None
+            self._versions = Counter(version for part in kept for version in self._ledger.oldest(part.groups))
 
     def finish(self, lease: int) -> BatchLease:
         """The whole, by its lease, is done with. ValueError when it is not held any more."""
@@ -100,6 +102,7 @@ class OpenBatch:
         for part in self._parts:
             self._ledger.acknowledge(part.lease)
         self._parts, self.whole = [], None
+        self._versions.clear()
         return done
 
 

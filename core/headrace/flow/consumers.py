@@ -172,7 +172,7 @@ class ConsumerTable(GroupTable):
         groups = groups[self._column_of("open", groups)]
         return LedgerState(
             next_group=self.next_group,
-            reserved=np.array(self._reserved, dtype=np.int64),
+            reserved=np.array(self.reserved, dtype=np.int64),
             groups=groups,
             done=self._column_of("state", groups) == DONE,
             row_done=self._column_of("row_state", groups) == DONE,

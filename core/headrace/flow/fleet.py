@@ -47,6 +47,8 @@ class Fleet:
         """Version → trajectories placed on, or bound for, any instance; who moves counts twice."""
         self._busy: dict[int, set[Instance]] = {}
         """Version → instances with such trajectories; no empty sets."""
+        self._spared: int | None = None
+        """The version whose trajectories are to go faster than others."""
         self._hosts: dict[int, set[Instance]] = {}
         """Version → who hosts it; no empty sets."""
         self._open: dict[int, Lightest] = {}
@@ -73,6 +75,7 @@ class Fleet:
         instance = Instance(
             name=name,
             slots=slots,
+            limit=slots * self._lookahead,
             live_versions=live_versions,
             hosted=set(),
             serial=self._joins,
@@ -216,21 +219,37 @@ class Fleet:
         self._weigh(instance, 0)
         return began
 
+    def spare(self, version: int | None) -> None:
+        """Instances with unfinished trajectories of this version alone, from now on, are given new work last, so that
+        these go the faster. O(those instances) when it is another version than before."""
+        if version == self._spared:
+            return
+        changed = [spared for spared in (self._spared, version) if spared is not None]
+        self._spared = version
+        for instance in {host for spared in changed for host in self._busy.get(spared, ())}:
+            self._spare(instance)
+
+    def _spare(self, instance: Instance) -> None:
+        spared = self._spared in instance.unfinished
+        if spared != instance.spared:
+            instance.spared = spared
+            self._weigh(instance, 0)
+
     # ------------------------------------------------------------ trajectories
 
     def room(self, version: int) -> Instance | None:
         """Where a trajectory of a new group goes: the least loaded, per slot, of the instances that host ``version``,
-        are not barred and may be given more; ties by name. None when there is none."""
+        are not barred and may be given more; those that are spared last, ties by name. None when there is none."""
         hosts = self._open.get(version)
         lightest = hosts.first() if hosts is not None else None
-        return lightest if lightest is not None and lightest.share < self._lookahead else None
+        return lightest if lightest is not None and lightest.has_room else None
 
     def room_again(self, version: int) -> Instance | None:
         """The same for a trajectory that has begun: where nobody else has room, a barred instance takes it, one that
         drains last."""
         found = self.room(version)
         if found is None:
-            barred = (i for i in self._barred if version in i.hosted and i.share < self._lookahead)
+            barred = (i for i in self._barred if version in i.hosted and i.has_room)
             found = min(barred, key=lambda instance: (instance in self.draining, instance.order), default=None)
         return found
 
@@ -319,6 +338,8 @@ class Fleet:
         instance.unfinished.setdefault(version, set()).add(trajectory)
         self._load[version] += 1
         self._weigh(instance, +1)
+        if version == self._spared:
+            self._spare(instance)
 
     def _discard(self, instance: Instance, version: int, trajectory: int) -> None:
         _take(instance.unfinished, version, trajectory)
@@ -329,6 +350,8 @@ class Fleet:
             _take(self._busy, version, instance)
             if version not in self._busy:
                 del self._load[version]
+            if version == self._spared:
+                self._spare(instance)
 
     def _weigh(self, instance: Instance, change: int) -> None:
         instance.weigh(change)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from headrace.flow.dispatch import Dispatch
 from headrace.flow.group_table import STORED, WRITTEN
 from headrace.flow.leases import Lease
 from headrace.flow.ledger import Ledger
+from headrace.flow.order import LongestFirst
 from headrace.flow.records import ROW, BatchLease, Counts, FlowColumns, FlowState, Ticket
 from headrace.flow.serving import Serving
 
@@ -42,7 +43,10 @@ class Flow(Serving):
     elsewhere (demonstrations), and nothing is placed on instances. ``lookahead``: an instance is given new work while
     it has fewer than ``slots * lookahead`` trajectories, so that its queue hides the round trip; a group's members all
     start, so that the last group may pass this by ``group_size - 1``. ``kv_threshold``: the share of its KV memory in
-    use at which an instance is full, whatever slots are idle.
+    use at which an instance is full, whatever slots are idle. ``prompt``: group → its prompt, where those that will
+    take long are to start first (:mod:`headrace.flow.order`); None, and always in lockstep: groups start as they come.
+    ``spare_stragglers``: instances with trajectories of the oldest version in flight, which the window will wait for,
+    are given new work last, as an engine with less to do decodes faster.
     """
 
     def __init__(
@@ -57,6 +61,8 @@ class Flow(Serving):
         first_group: int = 0,
         lookahead: float = 1.25,
         kv_threshold: float = 0.9,
+        prompt: Callable[[int], int] | None = None,
+        spare_stragglers: bool = False,
         state: FlowState | None = None,
         columns: FlowColumns = ROW,
     ) -> None:
@@ -68,6 +74,7 @@ class Flow(Serving):
         self.batch_groups = batch_groups
         self.group_size = group_size
         self._rollout = rollout
+        self._spare_stragglers = spare_stragglers and not policy.lockstep
         self._batches = batches
         self._admission = Admission(policy, batch_groups=batch_groups, room=self._room)
         if state is not None:
@@ -100,6 +107,9 @@ class Flow(Serving):
         self._refused: Counter[str] = Counter()
         if state is not None:
             self._restore(state)
+        self._order: LongestFirst | None = None
+        if prompt is not None and not policy.lockstep:
+            self._order = LongestFirst(self._ledger, prompt=prompt, groups=batch_groups)
 
     def _restore(self, state: FlowState) -> None:
         self._ledger.restore(state.ledger(group_size=self.group_size, columns=self._columns))
@@ -155,7 +165,7 @@ class Flow(Serving):
 
     @property
     def next_group(self) -> int:
-        """The id the next ticket's group gets."""
+        """No group with this id or a higher one was given out, or waits to be."""
         return self._ledger.next_group
 
     @property
@@ -191,7 +201,8 @@ class Flow(Serving):
             return None
         admitted = self._admission.admitted(self.view())
         self._versions.opened(version)
-        group = self._ledger.open(version)
+        late = self._batch_trained or self._batch.whole is not None
+        group = self._ledger.open(version, None if self._order is None else self._order.next(late=late))
         trajectories = self._ledger.rows(group)
         self._dispatched += len(trajectories)
         self._in_flight += len(trajectories)
@@ -253,6 +264,8 @@ class Flow(Serving):
     def _completed(self, group: int) -> None:
         if self._ledger.is_complete(group):  # nothing is left but training
             self._versions.closed(self._ledger.version(group))
+            if self._order is not None:
+                self._order.observed(group)
 
     def drop_group(self, group: int, reason: str) -> tuple[int, ...]:
         """Give a whole group up, stored members included. Returns its row ids, which storage may free; () when it is
@@ -334,6 +347,8 @@ class Flow(Serving):
             )
         self._versions.publish(version)
         self._batch_trained = False
+        if self._order is not None:
+            self._order.published()
         self.rebalance()
 
     # ------------------------------------------------------------ inside
@@ -344,6 +359,9 @@ class Flow(Serving):
         if not self._rollout:
             return newest if admits else None
         self._switching.settle()
+        if self._spare_stragglers:
+            oldest = min(view.in_flight, default=newest)
+            self._fleet.spare(oldest if oldest < newest else None)
         if admits and self._dispatch.can_start(self.next_group, newest, idle=not self._in_flight):
             return newest
         if self._lockstep:

@@ -72,7 +72,7 @@ class GroupTable:
         self.awaited = 0
         """Values that an earlier ledger knew and that no storage unit has yet."""
         self._reserved: deque[int] = deque()
-        """Groups to be opened before any new one, ascending."""
+        """Groups to be opened before any new one, ascending; behind the first also such as are open by now."""
 
     @property
     def next_group(self) -> int:
@@ -93,18 +93,29 @@ class GroupTable:
 
     @property
     def reserved(self) -> Collection[int]:
-        """Groups that will be opened before any new one."""
-        return self._reserved
+        """Groups that will be opened before any new one, ascending."""
+        return [group for group in self._reserved if self._groups.get("reserved", group)]
 
-    def open(self, version: int) -> int:
-        """A group, whose rows are at best of ``version``; returns its id: :attr:`next_group`, unless an earlier run
-        left groups to be opened again."""
-        if self._reserved:
-            group = self._reserved.popleft()
-            self._groups.set("reserved", group, False)
-            self._begin(group, 1, version)
-            return group
-        return self.open_many(1, version)
+    def reserve(self, count: int) -> range:
+        """Groups with consecutive new ids, to be opened in any order."""
+        first = self._groups.append(count)
+        self._groups.columns["reserved"][self._groups.slice(first, count)] = True
+        groups = range(first, first + count)
+        self._reserved.extend(groups)
+        return groups
+
+    def open(self, version: int, group: int | None = None) -> int:
+        """A group, whose rows are at best of ``version``; returns its id: the first that is reserved, if ``group`` does
+        not name another of those, else :attr:`next_group`."""
+        if not self._reserved:
+            return self.open_many(1, version)
+        if group is None:
+            group = self._reserved[0]
+        self._groups.set("reserved", group, False)
+        while self._reserved and not self._groups.get("reserved", self._reserved[0]):
+            self._reserved.popleft()
+        self._begin(group, 1, version)
+        return group
 
     def open_many(self, count: int, version: int) -> int:
         """Groups with consecutive new ids; returns the first."""

@@ -6,6 +6,9 @@ import heapq
 import math
 from dataclasses import dataclass, field
 
+_SPARED, _FULL = 1e6, 2e6
+"""Above any load per slot."""
+
 
 @dataclass(slots=True, eq=False)
 class Instance:
@@ -14,6 +17,8 @@ class Instance:
     name: str
     slots: int
     """Trajectories it decodes at once."""
+    limit: float
+    """It is given new work while it has fewer."""
     live_versions: int
     """Versions it can host at once."""
     hosted: set[int]
@@ -27,8 +32,11 @@ class Instance:
     """How many these are."""
     pressure: float = 0.0
     """Share of its KV memory in use, where that is too much; else 0."""
+    spared: bool = False
+    """Whether it gets new work only where nobody else has room."""
     share: float = 0.0
-    """Load per slot; infinite under pressure."""
+    """Load per slot; more than of any other where it is spared, still more where it is full; infinite under
+    pressure."""
     switching: bool = False
     """Whether the caller carries a switch out; no other is decided until it is done."""
 
@@ -41,10 +49,19 @@ class Instance:
         """Whether no unfinished trajectory is placed here under ``version``."""
         return version not in self.unfinished
 
+    @property
+    def has_room(self) -> bool:
+        """Whether it may be given more."""
+        return self.share < _FULL
+
     def weigh(self, change: int) -> None:
-        """So many trajectories more are here, or it came under pressure, or out of it."""
+        """So many trajectories more are here, or it came under pressure or is spared, or not any more."""
         self.load += change
         self.share = math.inf if self.pressure else self.load / self.slots
+        if self.spared:
+            self.share += _SPARED
+        if self.load >= self.limit:
+            self.share += _FULL
 
 
 class Lightest:

@@ -203,12 +203,18 @@ class TrainingLoop:
         phase = began.phase
         policy = build(phase.staleness)
         assert isinstance(policy, StalenessPolicy)
-        batch, columns = phase.batch, self._p.stage_plan(began).columns
+        batch, columns, rollout = phase.batch, self._p.stage_plan(began).columns, self._p.job.rollout
         sizes: dict[str, Any] = {"batch_groups": batch.groups, "group_size": batch.group_size}
-        batches = phase.steps - began.step
+        settings: dict[str, Any] = {
+            "policy": policy,
+            "batches": phase.steps - began.step,
+            "rollout": plan.rollout,
+            "columns": columns,
+            "prompt": plan.task_index if rollout.order == "longest_first" else None,
+            "spare_stragglers": rollout.spare_stragglers,
+        }
         if began.resumed is not None:
-            state = began.resumed.state.flow
-            return Flow(policy=policy, batches=batches, rollout=plan.rollout, state=state, columns=columns, **sizes)
+            return Flow(state=began.resumed.state.flow, **settings, **sizes)
         self._p.journal.emit(
             "phase_started",
             phase=phase.name,
@@ -223,15 +229,7 @@ class TrainingLoop:
         )
         # Group and trajectory ids are unique in the run, also when the group size changes.
         first_group = max(self._next_group, -(-self._next_trajectory // batch.group_size))
-        return Flow(
-            policy=policy,
-            batches=batches,
-            rollout=plan.rollout,
-            version=self.version,
-            first_group=first_group,
-            columns=columns,
-            **sizes,
-        )
+        return Flow(version=self.version, first_group=first_group, **settings, **sizes)
 
     # ------------------------------------------------------------ one batch
 

@@ -8,6 +8,9 @@ import numpy as np
 
 from headrace.run.seeds import derive_seed
 
+_EPOCHS = 2
+"""Whose orders are kept: near the end of one, groups of both are asked for in turn."""
+
 
 def task_order(size: int | None, *, seed: int) -> Callable[[int], int]:
     """Position → task index. An endless stream is taken in order; a finite one is shuffled anew every epoch, each
@@ -19,7 +22,8 @@ def task_order(size: int | None, *, seed: int) -> Callable[[int], int]:
     def index(position: int) -> int:
         epoch, offset = divmod(position, size)
         if epoch not in shuffled:
-            shuffled.clear()
+            while len(shuffled) >= _EPOCHS:
+                shuffled.pop(min(shuffled))
             shuffled[epoch] = np.random.default_rng(derive_seed(seed, "epoch", epoch)).permutation(size)
         return int(shuffled[epoch][offset])
 

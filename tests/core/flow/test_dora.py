@@ -49,6 +49,7 @@ class DoraMachine(RuleBasedStateMachine):
         replicas=st.lists(REPLICA, min_size=1, max_size=5),
         seed=st.integers(0, 2**32),
         calm=st.booleans(),
+        observant=st.booleans(),
     )
     def begin(
         self,
@@ -57,6 +58,7 @@ class DoraMachine(RuleBasedStateMachine):
         replicas: list[tuple[int, int, bool]],
         seed: int,
         calm: bool,
+        observant: bool,
     ) -> None:
         self.policy = policy
         self.world = World(
@@ -67,6 +69,7 @@ class DoraMachine(RuleBasedStateMachine):
             seed=seed,
             length=heavy_tailed,
             calm=calm,
+            observant=observant,
         )
         self.flow = self.world.flow
         self.asked: dict[int, Move] = {}
@@ -163,9 +166,9 @@ class DoraMachine(RuleBasedStateMachine):
     @rule()
     def dora_10_the_newest_version_is_topped_up_first_and_to_the_brim(self) -> None:
         world, flow = self.world, self.flow
-        before = flow.next_group
+        before = len(world.streams)
         world.start()
-        versions = [world.streams[group * world.group_size].version for group in range(before, flow.next_group)]
+        versions = [stream.version for stream in list(world.streams.values())[before:]]
         assert versions == sorted(versions, reverse=True)
         assert self.policy.settings.legacy_filling or set(versions) <= {world.version}
         drains = flow.unplaced() or flow.may_publish()
