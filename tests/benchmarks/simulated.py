@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from headrace.config import SimulationConfig
 from headrace.contract import StalenessPolicy
@@ -28,21 +28,31 @@ def bare_scenario(
     live_versions: int,
     costs: dict[str, Any],
     group_size: int = 1,
+    migrates: bool = True,
+    streaming: bool = False,
+    order: Literal["stream", "longest_first"] = "stream",
+    spare_stragglers: bool = False,
 ) -> Scenario:
     """No evaluation, no retries but three, everything else as said."""
+    settings = SimulationConfig(**costs)
     return Scenario(
         batches=batches,
         batch_groups=batch_groups,
         group_size=group_size,
-        streaming=False,
+        streaming=streaming,
+        order=order,
+        spare_stragglers=spare_stragglers,
         instances=instances,
         slots=slots,
         live_versions=live_versions,
+        migrates=migrates,
         max_attempts=3,
         evaluation_every=0,
         evaluation_answers=0,
-        costs=SimulationConfig(**costs),
-        trajectories=Trajectories(lengths, seed=0, most=10**9),
+        costs=settings,
+        trajectories=Trajectories(
+            lengths, seed=0, most=10**9, group_size=group_size, prompts=settings.prompts, alike=settings.alike
+        ),
         seed=0,
     )
 

@@ -22,16 +22,21 @@ _EPSILON = 1e-6
 """Steps by which a sum of floats may fall short."""
 
 
-class _Request(NamedTuple):
+class Request(NamedTuple):
+    """A trajectory as an engine is given it, or hands it over."""
+
     trajectory: int
     context: float
-    """Tokens whose KV is computed at admission: the prompt, and what was generated before."""
+    """Tokens that are there: the prompt, and what was generated before."""
     missing: float
     """Tokens to generate."""
+    cached: float = 0.0
+    """Tokens of the context whose KV comes along; of the others it is computed at admission."""
 
 
 class Engine:
-    """``finished`` is told of each trajectory whose last token is there. ``costs.step_seconds`` is set."""
+    """``finished`` is told of each trajectory whose last token is there, ``filled`` of the share of the KV cache in
+    use whenever requests came or went, if it is limited. ``costs.step_seconds`` is set."""
 
     def __init__(
         self,
@@ -41,6 +46,7 @@ class Engine:
         slots: int,
         costs: SimulationConfig,
         finished: Callable[[int], None],
+        filled: Callable[[float], None] = lambda share: None,
     ) -> None:
         assert costs.step_seconds is not None, "checked when the scenario was made"
         self.name = name
@@ -54,8 +60,9 @@ class Engine:
         self._prefill = costs.prefill_seconds_per_token
         self._kv = float("inf") if costs.kv_tokens is None else float(costs.kv_tokens)
         self._finished = finished
-        self._waiting: deque[_Request] = deque()
-        self._running: dict[int, tuple[float, _Request]] = {}
+        self._filled = filled
+        self._waiting: deque[Request] = deque()
+        self._running: dict[int, tuple[float, Request]] = {}
         """Trajectory → steps at its admission, and the request; in the order of admission."""
         self._marks: list[tuple[float, int]] = []
         """A heap of (steps, trajectory); an entry counts while the trajectory runs with that very mark."""
@@ -72,11 +79,22 @@ class Engine:
         """Requests in slots."""
         return len(self._running)
 
-    def submit(self, trajectory: int, *, prompt: float, tokens: float) -> None:
+    def submit(self, request: Request) -> None:
         """A request arrives."""
         self.advance()
-        self._waiting.append(_Request(trajectory, prompt, tokens))
+        self._waiting.append(request)
         self._settle()
+
+    def hand_over(self, trajectory: int) -> Request | None:
+        """A request leaves with the KV of its context; None when it is not here."""
+        self.advance()
+        self._settle()  # it may be done by now
+        found = [self._stop(trajectory)] if trajectory in self._running else []
+        for request in [waiting for waiting in self._waiting if waiting.trajectory == trajectory]:
+            self._waiting.remove(request)
+            found.append(request)
+        self._settle()
+        return found[0] if found else None
 
     def pause(self, seconds: float) -> None:
         """Decode nothing for a while, beyond what was paused for already."""
@@ -111,6 +129,8 @@ class Engine:
         self._put_back()
         self._admit()
         self._plan()
+        if self._kv < float("inf"):
+            self._filled(self._used() / self._kv)
         for trajectory in done:
             self._finished(trajectory)
 
@@ -119,18 +139,16 @@ class Engine:
         while self._marks and self._marks[0][0] <= self._steps + _EPSILON:
             mark, trajectory = heapq.heappop(self._marks)
             if self._mark(trajectory) == mark:
-                self._take(trajectory)
+                self._free(trajectory)
                 done.append(trajectory)
         return done
 
     def _put_back(self) -> None:
         while self._used() > self._kv - _EPSILON:
             trajectory = next(reversed(self._running))
-            begun, request = self._running[trajectory]
-            self._take(trajectory)
-            generated = self._steps - begun
-            self._waiting.appendleft(_Request(trajectory, request.context + generated, request.missing - generated))
-            self.prefilled_again += request.context + generated
+            request = self._stop(trajectory)
+            self._waiting.appendleft(request._replace(cached=0.0))
+            self.prefilled_again += request.context
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._slots:
@@ -142,11 +160,20 @@ class Engine:
             self._held += request.context - self._steps
             heapq.heappush(self._marks, (self._steps + request.missing, request.trajectory))
             if self._prefill:
-                self._stalled = max(self._stalled, self._environment.now) + self._prefill * request.context
+                computed = request.context - request.cached
+                self._stalled = max(self._stalled, self._environment.now) + self._prefill * computed
 
-    def _take(self, trajectory: int) -> None:
+    def _free(self, trajectory: int) -> tuple[float, Request]:
         begun, request = self._running.pop(trajectory)
         self._held -= request.context - begun
+        return begun, request
+
+    def _stop(self, trajectory: int) -> Request:
+        """A request leaves its slot before it is done; returns it as it is now."""
+        begun, request = self._free(trajectory)
+        generated = self._steps - begun
+        context = request.context + generated
+        return Request(trajectory, context, request.missing - generated, cached=context)
 
     def _mark(self, trajectory: int) -> float | None:
         running = self._running.get(trajectory)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 
 from headrace.flow import Flow
+from headrace.simulate.decoding import Request
 from headrace.simulate.fleet import Fleet
 from headrace.simulate.lengths import Trajectories
 from headrace.simulate.scenario import Scenario
@@ -48,7 +49,7 @@ class Evaluation:
                 return
             request = self._waiting.popleft()
             self._fleet.engine(hosting[-request % len(hosting)]).submit(
-                request, prompt=self._scenario.costs.prompt_tokens, tokens=self._lengths.tokens(-request)
+                Request(request, self._scenario.costs.prompt_tokens, self._lengths.tokens(-request))
             )
 
     def answered(self, request: int) -> None:

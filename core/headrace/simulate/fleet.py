@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -22,15 +23,14 @@ Process = Generator[simpy.Event, Any, None]
 @dataclass(slots=True)
 class _Instance:
     engine: Engine
-    switching: bool = False
     lives: int = 0
     """How often it was started anew."""
 
 
 class Fleet:
-    """``finished``: told of each trajectory with its last token; ``lost``: when an instance fails, of the trajectories
-    that the flow had placed there, and of all that its engine had; ``changed``: whenever an instance gained a version
-    or its place in the fleet."""
+    """``finished``: told of each trajectory with its last token; ``lost``: when an instance fails, of its name, the
+    trajectories that the flow had placed there, and of all that its engine had; ``changed``: whenever an instance
+    gained a version or its place in the fleet, or its KV cache fills or empties."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Fleet:
         scenario: Scenario,
         *,
         finished: Callable[[int], None],
-        lost: Callable[[tuple[int, ...], list[int]], None],
+        lost: Callable[[str, tuple[int, ...], list[int]], None],
         changed: Callable[[], None],
     ) -> None:
         self._environment = environment
@@ -50,12 +50,17 @@ class Fleet:
         self._changed = changed
         self._published = {flow.view().version: 0.0}
         self.failures = 0
-        self._wanted: tuple[Switch, ...] = ()
-        """What the flow said last."""
         self._instances: dict[str, _Instance] = {}
         for place in range(scenario.instances):
             name = f"rollout-{place}"
-            engine = Engine(environment, name, slots=scenario.slots, costs=scenario.costs, finished=finished)
+            engine = Engine(
+                environment,
+                name,
+                slots=scenario.slots,
+                costs=scenario.costs,
+                finished=finished,
+                filled=partial(self._filled, name),
+            )
             self._instances[name] = _Instance(engine)
             self._join(name, versions=tuple(self._published))
             if self._costs.seconds_between_failures is not None:
@@ -80,18 +85,17 @@ class Fleet:
 
     def sync(self) -> None:
         """Carry out what the flow wants now."""
-        switches = self._flow.switches()
-        if switches is self._wanted:
-            return  # of thousands of instances that are on their way, nothing is to be asked again
-        self._wanted = switches
-        for switch in switches:
-            instance = self._instances[switch.instance]
-            if not instance.switching:
-                instance.switching = True
-                self._environment.process(self._switch(instance, switch))
+        for switch in self._flow.switches():
+            self._flow.switch_begun(switch.instance)
+            self._environment.process(self._switch(self._instances[switch.instance], switch))
+
+    def _filled(self, name: str, share: float) -> None:
+        self._flow.kv_used(name, share)
+        self._changed()
 
     def _join(self, name: str, versions: tuple[int, ...]) -> None:
-        self._flow.join(name, slots=self._scenario.slots, live_versions=self._scenario.live_versions, versions=versions)
+        at = self._scenario
+        self._flow.join(name, slots=at.slots, live_versions=at.live_versions, versions=versions, migrates=at.migrates)
 
     def _switch(self, instance: _Instance, switch: Switch) -> Process:
         """Weights travel from their publication on, while the instance decodes; it stops only to take them up."""
@@ -106,10 +110,9 @@ class Fleet:
                 yield self._environment.timeout(self._costs.switch_seconds)
         if instance.lives != lives:
             return  # it failed meanwhile, and has begun anew
-        instance.switching = False
-        self._wanted = ()
         if switch.load in self._published:  # else it was retired while it travelled
             self._flow.committed(switch.instance, switch.load)
+        self._flow.switch_ended(switch.instance)
         self._changed()
 
     def _fail(self, name: str, random: Random) -> Process:
@@ -119,8 +122,7 @@ class Fleet:
             yield self._environment.timeout(random.expovariate(1 / mean))
             self.failures += 1
             instance.lives += 1
-            instance.switching = False
-            self._lost(self._flow.leave(name), instance.engine.stop())
+            self._lost(name, self._flow.leave(name), instance.engine.stop())
             yield self._environment.timeout(self._costs.restart_seconds)
             self._join(name, versions=())
             self._changed()

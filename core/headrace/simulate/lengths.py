@@ -6,10 +6,12 @@ trajectories.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -33,8 +35,9 @@ class Lengths(ABC):
         """No response is longer; infinity when there is no such bound."""
 
     @abstractmethod
-    def draw(self, random: np.random.Generator, count: int) -> Array:
-        """float64 [count]; rounded and bounded by whoever asks."""
+    def at(self, scores: Array) -> Array:
+        """float64 [n]: the lengths at standard normal scores, float64 [n], rising with them; rounded and bounded by
+        whoever asks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +50,8 @@ class Constant(Lengths):
     def longest(self) -> float:
         return self.tokens
 
-    def draw(self, random: np.random.Generator, count: int) -> Array:
-        return np.full(count, self.tokens)
+    def at(self, scores: Array) -> Array:
+        return np.full(len(scores), self.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +66,9 @@ class LogNormal(Lengths):
     def longest(self) -> float:
         return self.cap
 
-    def draw(self, random: np.random.Generator, count: int) -> Array:
-        drawn: Array = np.minimum(random.lognormal(np.log(self.median), self.sigma, count), self.cap)
-        return drawn
+    def at(self, scores: Array) -> Array:
+        lengths: Array = np.minimum(self.median * np.exp(self.sigma * scores), self.cap)
+        return lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,22 +87,29 @@ class Bimodal(Lengths):
     def longest(self) -> float:
         return max(self.short, self.long)
 
-    def draw(self, random: np.random.Generator, count: int) -> Array:
-        return np.where(random.random(count) < self.share, self.long, self.short)
+    def at(self, scores: Array) -> Array:
+        return np.where(_quantiles(scores) >= 1 - self.share, max(self.long, self.short), min(self.long, self.short))
 
 
 class Recorded(Lengths):
     """Drawn from lengths that were seen, each as likely as the others."""
 
     def __init__(self, tokens: Array) -> None:
-        self._tokens = tokens
+        self._tokens = np.sort(tokens)
 
     @property
     def longest(self) -> float:
-        return float(self._tokens.max())
+        return float(self._tokens[-1])
 
-    def draw(self, random: np.random.Generator, count: int) -> Array:
-        return random.choice(self._tokens, count)
+    def at(self, scores: Array) -> Array:
+        places = (_quantiles(scores) * len(self._tokens)).astype(np.int64)
+        lengths: Array = self._tokens[np.minimum(places, len(self._tokens) - 1)]
+        return lengths
+
+
+def _quantiles(scores: Array) -> Array:
+    normal = NormalDist()
+    return np.array([normal.cdf(score) for score in scores.tolist()])
 
 
 DISTRIBUTIONS: Mapping[str, type[Any]] = {"constant": Constant, "lognormal": LogNormal, "bimodal": Bimodal}
@@ -177,14 +187,30 @@ def recorded_lengths(run: Path) -> Lengths:
 
 
 class Trajectories:
-    """The length of each trajectory, in tokens: at least 1, at most ``most``."""
+    """The length of each trajectory, in tokens: at least 1, at most ``most``. Groups ask ``prompts`` in turn, and
+    answers to the same prompt have the share ``alike`` of the variance of their scores in common."""
 
-    def __init__(self, lengths: Lengths, *, seed: int, most: int, purpose: str = "") -> None:
+    def __init__(
+        self,
+        lengths: Lengths,
+        *,
+        seed: int,
+        most: int,
+        group_size: int = 1,
+        prompts: int | None = None,
+        alike: float = 0.0,
+        purpose: str = "",
+    ) -> None:
         self._lengths = lengths
         self._seed = seed
-        self._purpose = purpose
         self._most = most
+        self._group_size = group_size
+        self._prompts = prompts
+        self._alike = alike
+        self._purpose = purpose
         self._blocks: dict[int, list[int]] = {}
+        self._scores: dict[int, Array] = {}
+        """Of prompts, by block."""
 
     @property
     def longest(self) -> int:
@@ -196,10 +222,29 @@ class Trajectories:
         number, place = divmod(trajectory, _BLOCK)
         block = self._blocks.get(number)
         if block is None:
-            random = np.random.default_rng([self._seed, number, *self._purpose.encode()])
-            drawn = self._lengths.draw(random, _BLOCK)
+            scores = self._normal(number, self._purpose)
+            if self._alike:
+                scores = math.sqrt(1 - self._alike) * scores + math.sqrt(self._alike) * self._of_prompts(number)
+            drawn = self._lengths.at(scores)
             block = self._blocks[number] = np.clip(np.rint(drawn), 1, self._most).astype(np.int64).tolist()
         return block[place]
+
+    def prompt(self, group: int) -> int:
+        """What a group asks."""
+        return group if self._prompts is None else group % self._prompts
+
+    def _normal(self, block: int, purpose: str) -> Array:
+        return np.random.default_rng([self._seed, block, *purpose.encode()]).standard_normal(_BLOCK)
+
+    def _of_prompts(self, number: int) -> Array:
+        """The scores of the prompts of a block of trajectories."""
+        scores = np.empty(_BLOCK)
+        for place, trajectory in enumerate(range(number * _BLOCK, (number + 1) * _BLOCK)):
+            block, prompt = divmod(self.prompt(trajectory // self._group_size), _BLOCK)
+            if block not in self._scores:
+                self._scores[block] = self._normal(block, f"{self._purpose}/prompts")
+            scores[place] = self._scores[block][prompt]
+        return scores
 
     def apart(self, purpose: str) -> Trajectories:
         """Others, from the same distribution."""

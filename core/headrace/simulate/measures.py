@@ -62,6 +62,8 @@ class Outcome:
     """Trajectories by reason."""
     failures: int
     """Of instances."""
+    moves: int
+    """Trajectories that went on on another instance."""
     prefilled_again: float
     """Tokens whose KV was computed a second time."""
 
@@ -91,6 +93,7 @@ def outcome(
     publish_seconds: float,
     counts: Counts,
     failures: int,
+    moves: int,
     prefilled_again: float,
 ) -> Outcome:
     """``slots``: of all instances. ``full_rate``: tokens per second of all instances with every slot busy.
@@ -125,5 +128,6 @@ def outcome(
         dispatched=counts.dispatched,
         dropped=counts.dropped,
         failures=failures,
+        moves=moves,
         prefilled_again=prefilled_again,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from headrace.config import Job, Phase, SimulationConfig
 from headrace.contract import StalenessPolicy
@@ -26,11 +27,16 @@ class Scenario:
     batch_groups: int
     group_size: int
     streaming: bool
+    order: Literal["stream", "longest_first"]
+    """In which groups start."""
+    spare_stragglers: bool
     instances: int
     slots: int
     """Of an instance."""
     live_versions: int
     """Of an instance."""
+    migrates: bool
+    """Whether instances hand over the keys and values of a request that moves."""
     max_attempts: int
     evaluation_every: int
     """Batches; 0: never."""
@@ -96,11 +102,21 @@ def scenario(
         instances=job.rollout.instances if instances is None else instances,
         slots=able.slots,
         live_versions=able.live_versions,
+        migrates=able.kv_migration,
         max_attempts=job.environment.max_attempts,
         evaluation_every=job.evaluation.every,
         evaluation_answers=job.evaluation.prompts * (job.evaluation.greedy + job.evaluation.sampled),
         costs=costs,
-        trajectories=Trajectories(lengths, seed=job.job.seed, most=job.rollout.max_new_tokens),
+        order=job.rollout.order,
+        spare_stragglers=job.rollout.spare_stragglers,
+        trajectories=Trajectories(
+            lengths,
+            seed=job.job.seed,
+            most=job.rollout.max_new_tokens,
+            group_size=phase.batch.group_size,
+            prompts=costs.prompts,
+            alike=costs.alike,
+        ),
         seed=job.job.seed,
     )
 

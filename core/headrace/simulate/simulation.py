@@ -9,19 +9,25 @@ Invariant: the same scenario and policy give the same outcome, to the bit.
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import simpy
+from simpy.core import EmptySchedule
 
 from headrace.errors import StalenessError
 from headrace.flow import BatchLease, Flow, Ticket
 from headrace.services.attempts import Attempts
+from headrace.services.fleet import REBALANCE_SECONDS
+from headrace.simulate.decoding import Request
 from headrace.simulate.evaluation import Evaluation
 from headrace.simulate.fleet import Fleet
 from headrace.simulate.measures import BatchRecord, Outcome, outcome
+from headrace.simulate.moving import Moving
 from headrace.simulate.scenario import Candidate, Scenario
 
 INSTANCE_LOST = "instance_lost"
@@ -38,6 +44,18 @@ class Span:
     stop: float
 
 
+@contextmanager
+def _without_collecting_cycles() -> Iterator[None]:
+    """Hardly any come about, and looking for them takes a quarter of the time where instances are many."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class Simulation:
     """``spans``: told of what every instance and the trainer did, in the order in which it ended."""
 
@@ -45,7 +63,13 @@ class Simulation:
         self, scenario: Scenario, candidate: Candidate, *, spans: Callable[[Span], None] | None = None
     ) -> None:
         self.scenario = scenario
-        self.flow = Flow(policy=candidate.policy, batch_groups=scenario.batch_groups, group_size=scenario.group_size)
+        self.flow = Flow(
+            policy=candidate.policy,
+            batch_groups=scenario.batch_groups,
+            group_size=scenario.group_size,
+            prompt=scenario.trajectories.prompt if scenario.order == "longest_first" else None,
+            spare_stragglers=scenario.spare_stragglers,
+        )
         self.records: list[BatchRecord] = []
         self._candidate = candidate
         self._costs = scenario.costs
@@ -59,6 +83,9 @@ class Simulation:
             lost=self._displaced,
             changed=self._stir,
         )
+        self._moving = Moving(self._environment, self.flow, self._fleet, scenario.costs, arrived=self._moved)
+        self._rebalance = 0.0
+        """When the flow is to look for moves again."""
         self._attempts = Attempts(scenario.max_attempts)
         self._stirred = False
         self._batch: simpy.Event | None = None
@@ -68,7 +95,9 @@ class Simulation:
         self._missing: dict[int, int] = {}
         """Group → members without their last token."""
         self._started: dict[int, float] = {}
-        """Trajectory → when it was sent to the instance it is on."""
+        """Trajectory → when its present try was sent to an instance."""
+        self._came: dict[int, float] = {}
+        """Trajectory → when it came to the instance it is on, or was sent there."""
         self._longest: dict[int, float] = {}
         """Version → seconds of its longest trajectory."""
         self._evaluation = Evaluation(self.flow, self._fleet, scenario)
@@ -78,14 +107,16 @@ class Simulation:
         environment, scenario, costs = self._environment, self.scenario, self._costs
         self._stir()
         trainer = environment.process(self._train())
-        while trainer.is_alive:
-            if environment.peek() == _NEVER:
-                raise StalenessError(
-                    f"nothing can happen any more, after {len(self.records)} batches: {self.flow.view()}",
-                    origin=f"staleness policy {self._candidate.name}",
-                    fix="this is a fault of the policy: it waits for what it holds back",
-                )
-            environment.step()
+        try:
+            with _without_collecting_cycles():
+                while trainer.is_alive:
+                    environment.step()
+        except EmptySchedule:
+            raise StalenessError(
+                f"nothing can happen any more, after {len(self.records)} batches: {self.flow.view()}",
+                origin=f"staleness policy {self._candidate.name}",
+                fix="this is a fault of the policy: it waits for what it holds back",
+            ) from None
         return outcome(
             self.records,
             policy=self._candidate.name,
@@ -97,7 +128,9 @@ class Simulation:
             publish_seconds=costs.publish_seconds,
             counts=self.flow.counts(),
             failures=self._fleet.failures,
-            prefilled_again=sum(engine.prefilled_again for engine in self._fleet.engines),
+            moves=self._moving.done,
+            prefilled_again=self._moving.prefilled_again
+            + sum(engine.prefilled_again for engine in self._fleet.engines),
         )
 
     # ------------------------------------------------------------ the trainer
@@ -182,6 +215,9 @@ class Simulation:
         """Give out whatever has become possible, as the controller does."""
         flow = self.flow
         self._stirred = False
+        if self._environment.now >= self._rebalance:
+            self._rebalance = self._environment.now + REBALANCE_SECONDS
+            flow.rebalance()
         self._fleet.sync()
         self._evaluation.go_on()
         for trajectory in flow.unplaced():
@@ -195,6 +231,7 @@ class Simulation:
             self._leave = None
         while (ticket := flow.next_ticket()) is not None:
             self._start(ticket)
+        self._moving.begin()
 
     def _take(self) -> tuple[BatchLease, bool] | None:
         lease = self.flow.take_batch(now=0.0, ttl=_NEVER)
@@ -213,7 +250,7 @@ class Simulation:
                 self._submit(trajectory, instance)
 
     def _submit(self, trajectory: int, instance: str) -> None:
-        self._started[trajectory] = self._environment.now
+        self._started[trajectory] = self._came[trajectory] = self._environment.now
         if self._costs.request_seconds:
             self._at(self._costs.request_seconds, lambda: self._arrive(trajectory, instance))
         else:
@@ -221,11 +258,14 @@ class Simulation:
 
     def _arrive(self, trajectory: int, instance: str) -> None:
         if self.flow.instance_of(trajectory) == instance:  # else the instance failed meanwhile
-            self._fleet.engine(instance).submit(
-                trajectory,
-                prompt=self._costs.prompt_tokens,
-                tokens=self.scenario.trajectories.tokens(trajectory),
-            )
+            tokens = self.scenario.trajectories.tokens(trajectory)
+            self._fleet.engine(instance).submit(Request(trajectory, self._costs.prompt_tokens, tokens))
+
+    def _moved(self, trajectory: int, source: str) -> None:
+        """A trajectory goes on elsewhere, under its version."""
+        self._tell(source, self._versions[trajectory // self.flow.group_size], self._came[trajectory])
+        self._came[trajectory] = self._environment.now
+        self._stir()
 
     def _generated(self, trajectory: int) -> None:
         flow, group = self.flow, trajectory // self.flow.group_size
@@ -239,7 +279,7 @@ class Simulation:
         flow.generated(trajectory)
         version = self._versions[group]
         self._longest[version] = max(self._longest.get(version, 0.0), self._environment.now - started)
-        self._tell(instance, version, started)
+        self._tell(instance, version, self._came.pop(trajectory))
         self._missing[group] -= 1
         if self._missing[group] == 0:
             if self._costs.scoring_seconds:
@@ -257,8 +297,9 @@ class Simulation:
             self._attempts.forget((trajectory,))
         self._stir()
 
-    def _displaced(self, trajectories: tuple[int, ...], requests: list[int]) -> None:
+    def _displaced(self, instance: str, trajectories: tuple[int, ...], requests: list[int]) -> None:
         """An instance failed: its trajectories start anew, unless they were tried too often."""
+        self._moving.lost(instance)
         self._evaluation.lost(requests)
         size = self.flow.group_size
         for group in sorted({t // size for t in trajectories if not self._attempts.failed(t)}):

@@ -103,7 +103,7 @@ def test_costs_are_found_as_they_were(run: Path) -> None:
 def test_the_runs_own_step_and_lengths_are_kept(run: Path) -> None:
     found = calibrate(run)
     assert found.batches == 12
-    drawn = found.lengths.draw(np.random.default_rng(0), 1000)
+    drawn = found.lengths.at(np.random.default_rng(0).standard_normal(1000))
     assert set(drawn) <= {20.0 + 7 * version for version in range(12)}
     assert found.step_seconds > FIXED + PUBLISH
 

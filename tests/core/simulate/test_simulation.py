@@ -91,6 +91,8 @@ def test_an_evaluation_takes_slots_from_training() -> None:
     transfer=st.sampled_from([0.0, 3.0]),
     failing=st.sampled_from([None, 150.0]),
     streaming=st.booleans(),
+    migrates=st.booleans(),
+    kv_tokens=st.sampled_from([None, 201, 500]),
 )
 def test_nothing_is_lost_and_no_row_is_staler_than_the_bound(
     policy: Candidate,
@@ -101,14 +103,26 @@ def test_nothing_is_lost_and_no_row_is_staler_than_the_bound(
     transfer: float,
     failing: float | None,
     streaming: bool,
+    migrates: bool,
+    kv_tokens: int | None,
 ) -> None:
     costs = {
         "train_seconds": training,
         "transfer_seconds": transfer,
         "seconds_between_failures": failing,
         "restart_seconds": 10.0,
+        "kv_tokens": kv_tokens,
+        "move_seconds": 0.5,
     }
-    at = scenario(lengths=HEAVY, seed=seed, costs=costs, slots=slots, live_versions=live_versions, streaming=streaming)
+    at = scenario(
+        lengths=HEAVY,
+        seed=seed,
+        costs=costs,
+        slots=slots,
+        live_versions=live_versions,
+        streaming=streaming,
+        migrates=migrates,
+    )
     simulation = Simulation(at, policy)
     found = simulation.run()
     assert max(found.staleness) <= found.max_staleness
@@ -131,6 +145,23 @@ def test_a_wider_window_is_faster_where_a_long_tail_blocks_it() -> None:
     steps = [run(at, multi_version(bound)).step_seconds for bound in (1, 2, 4)]
     assert steps == sorted(steps, reverse=True)
     assert steps[2] < 0.6 * steps[0]
+
+
+def test_the_tail_of_an_old_version_moves_to_few_instances_where_each_hosts_one_version() -> None:
+    at = scenario(
+        lengths=Bimodal(short=10, long=200, share=0.05),
+        costs={"train_seconds": 10.0, "prompt_tokens": 5, "prefill_seconds_per_token": 0.01},
+        instances=8,
+        slots=4,
+        batch_groups=16,
+        live_versions=1,
+        batches=60,
+    )
+    handed, again = (run(replace(at, migrates=migrates), multi_version(4)) for migrates in (True, False))
+    assert min(handed.moves, again.moves) > 0
+    assert handed.prefilled_again == 0
+    assert again.prefilled_again > 0
+    assert run(replace(at, live_versions=5), multi_version(4)).moves == 0, "nobody is in the way"
 
 
 def test_what_an_instance_had_starts_anew_when_it_fails() -> None:
