@@ -56,12 +56,15 @@ WATCH_SECONDS = 0.25
 
 
 class LedgerService:
-    """``connect``: a client of the storage unit at an address. ``shard``: which of ``shards`` it is."""
+    """``connect``: a client of the storage unit at an address. ``shard``: which of ``shards`` it is; ``watched``:
+    whether :meth:`lose` is called for each storage unit that is lost: see :mod:`headrace.dataplane.units`."""
 
-    def __init__(self, *, connect: Callable[[str], Client], shard: int = 0, shards: int = 1) -> None:
+    def __init__(
+        self, *, connect: Callable[[str], Client], shard: int = 0, shards: int = 1, watched: bool = False
+    ) -> None:
         self._place = shard, shards
         self._partitions: dict[str, PartitionLedger] = {}
-        self._units = Units(lambda address: RemoteUnit(connect(address)))
+        self._units = Units(lambda address: RemoteUnit(connect(address)), watched=watched)
         self._own: UnitService | None = None
         """In this process: what it keeps travels with the lease."""
         self._own_number = 0
@@ -126,8 +129,7 @@ class LedgerService:
     def forsake(self, consumer: str) -> None:
         """The process of a consumer is known to be gone: its successor gets what it held."""
         for partition in self._partitions.values():
-            for lease in partition.forsake(consumer):
-                self._free_unread(partition, lease)
+            self._free_unread(partition, partition.forsake(consumer))
 
     def lose(self, address: str) -> None:
         """The unit at this address is known to be gone."""
@@ -287,7 +289,7 @@ class LedgerService:
             done = partition.acknowledge(ref)
         if done is not None:
             held, left = done
-            self._free_unread(partition, held)
+            self._free_unread(partition, (held,))
             self._free(partition, partition.left(left))
 
     @rpc
@@ -301,8 +303,7 @@ class LedgerService:
         partition = self._partition(ref.partition)
         with _held():
             ended = partition.release(ref)
-        for lease in ended:
-            self._free_unread(partition, lease)
+        self._free_unread(partition, ended)
         self._serve(partition)
 
     @rpc
@@ -353,9 +354,9 @@ class LedgerService:
         """Nobody reads these rows any more, which have only just left."""
         self._units.free(rows, partition.ledger.units_of(rows))
 
-    def _free_unread(self, partition: PartitionLedger, lease: Lease) -> None:
+    def _free_unread(self, partition: PartitionLedger, ended: Iterable[Lease]) -> None:
         """What was left in the units because it was on lease."""
-        for rows, units in partition.unread(lease):
+        for rows, units in partition.unread(ended):
             self._units.free(rows, units)
 
     def _watch(self) -> None:
@@ -375,8 +376,7 @@ class LedgerService:
         for partition in self._partitions.values():
             partition.look(now)
             expired = partition.expire(now)
-            for lease in expired:
-                self._free_unread(partition, lease)
+            self._free_unread(partition, expired)
             if expired:
                 self._serve(partition)
         self._watch()

@@ -235,9 +235,9 @@ class PartitionLedger:
             self._leaving[group] = _Leaving(leases, rows, self.ledger.units_of(rows))
         return groups[~np.isin(groups, list(held))]
 
-    def unread(self, lease: Lease) -> Iterator[tuple[Array, Array]]:
-        """A lease has ended: rows that left under it and that no other holds, and who has which of their columns."""
-        for group in lease.groups.tolist() if self._leaving else ():
+    def unread(self, ended: Iterable[Lease]) -> Iterator[tuple[Array, Array]]:
+        """Leases have ended: rows that left under them and that no other holds, and who has which of their columns."""
+        for group in (group for lease in ended for group in lease.groups.tolist()) if self._leaving else ():
             leaving = self._leaving.get(group)
             if leaving is not None:
                 leaving.leases -= 1

@@ -1,5 +1,10 @@
 """The storage units as the ledger knows them: where they are, whether they live, and what they are to delete.
 
+One rule says when a unit that is silent is lost. In a run that is for its supervisor to say, which watches the unit's
+process, ends it, and has it lost for everybody at once (:meth:`Units.lose`); until then a unit is only slow, and keeps
+its rows. Where nobody watches units, the ledger gives one up after ``SILENT_SECONDS``. If both counted, each by its own
+measure, a unit that was slow for a while would have lost its rows here, and still be in service there.
+
 Silence is counted in the looks of :meth:`Units.lose_silent`, not by a clock: while the ledger's process itself was
 stopped it could hear nobody.
 """
@@ -23,16 +28,18 @@ from headrace.errors import RunError
 log = logging.getLogger(__name__)
 
 SILENT_SECONDS = 5.0
-"""A storage unit that was not heard of for this long is gone."""
+"""A storage unit that nobody watches and that was not heard of for this long is gone."""
 _GONE = inf
 """Silence of one that was given up."""
 
 
 class Units:
-    """Numbered from 1 on. ``connect``: a link to the unit at an address."""
+    """Numbered from 1 on. ``connect``: a link to the unit at an address; ``watched``: whether somebody says when one is
+    lost."""
 
-    def __init__(self, connect: Callable[[str], RemoteUnit]) -> None:
+    def __init__(self, connect: Callable[[str], RemoteUnit], *, watched: bool = False) -> None:
         self._connect = connect
+        self._watched = watched
         self._addresses: list[str] = []
         self._processes: list[str] = []
         self._links: list[UnitLink] = []
@@ -105,8 +112,10 @@ class Units:
         return ["" if silence == _GONE else unit for unit, silence in zip(self._addresses, self._silence, strict=True)]
 
     def lose_silent(self, seconds: float) -> list[int]:
-        """A look, ``seconds`` after the one before: give up those that were silent for too long; returns their
-        numbers."""
+        """A look, ``seconds`` after the one before: give up those that were silent for too long, unless somebody
+        watches them; returns their numbers."""
+        if self._watched:
+            return []
         self._silence = [silence + seconds for silence in self._silence]
         silent = [number for number, silence in enumerate(self._silence, 1) if SILENT_SECONDS < silence < _GONE]
         return self._lose(silent, "is silent")

@@ -76,7 +76,7 @@ class Cluster:
         )
         self.workers = Workers(self._network.client)
         self.stages = Stages(self._network.client)
-        self.ledger = LedgerService(connect=self._network.client)
+        self.ledger = LedgerService(connect=self._network.client, watched=True)
         self.units: dict[str, str] = {}
         """Storage unit → where it serves."""
         self.controller = Controller(

@@ -1,8 +1,8 @@
 """Starts nodes, hears their heartbeats, knows when one is gone, and starts it again when it is told to.
 
 A node that sends no heartbeat is taken for hung and killed: it is then lost like one that died. Its silence is counted
-in checks, not by a clock: while this process itself was stopped it could hear nobody. Invariant: when
-:meth:`Supervisor.close` returns, no process it started is alive.
+in checks, not by a clock: while this process itself was stopped it could hear nobody. Nobody else in a run takes a node
+for lost. Invariant: when :meth:`Supervisor.close` returns, no process it started is alive.
 """
 
 from __future__ import annotations

@@ -17,11 +17,14 @@ import msgspec
 import pytest
 
 from headrace.contract import Launcher, NodeLaunch, NodeProcess, NoSettings
+from headrace.dataplane import LedgerService
+from headrace.dataplane.ledger import WATCH_SECONDS
+from headrace.dataplane.messages import Join
 from headrace.errors import RunError
-from headrace.services.messages import NodeSpec, Registration, VersionCall
-from headrace.services.supervisor import NodePlan, Supervisor
+from headrace.services.messages import Heartbeat, NodeSpec, Registration, VersionCall
+from headrace.services.supervisor import CHECK_SECONDS, HEARTBEAT_DEADLINE, NodePlan, Supervisor
 from headrace.wire import Network
-from support.desk import turns
+from support.desk import Peer, turns
 
 
 class Ended(NodeProcess):
@@ -189,6 +192,38 @@ async def test_who_reads_of_a_lost_node_is_sent_where_its_cause_can_be_found(
     nodes.processes[0].end(status)
     await turns()
     assert fix in nodes.fixes[0]
+
+
+async def test_a_storage_unit_that_is_silent_for_ten_seconds_is_lost_for_nobody_and_after_twenty_for_everybody(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = LedgerService(connect=Peer, watched=True)  # type: ignore[arg-type]  # calls only
+    lose: Any = lambda name, role, process, error: ledger.lose(f"at {process}")  # noqa: E731 - as a run does
+    monkeypatch.setattr(nodes.supervisor, "_lost", lose)
+    monkeypatch.setattr("headrace.services.supervisor.is_stopped", lambda pid: False)
+    unit = Join("at storage-0.0", "process")
+    number = ledger.join(unit)
+    nodes.register()
+    address = await nodes.supervisor.address("storage-0")
+
+    async def silent(seconds: float) -> None:
+        for _ in range(int(seconds / CHECK_SECONDS)):
+            nodes.supervisor.check_silence()
+            for _ in range(int(CHECK_SECONDS / WATCH_SECONDS)):
+                ledger._look()
+        await turns()
+
+    await silent(10)
+    assert ledger.units(None) == [address]
+    assert ledger.join(unit) == number, "it goes on with what it has"
+    nodes.supervisor.heartbeat(Heartbeat(node="storage-0.0", loop_lag=10.0))
+    await silent(HEARTBEAT_DEADLINE)
+    assert ledger.units(None) == [address]
+    await silent(CHECK_SECONDS)
+    assert nodes.processes[0].killed
+    with pytest.raises(RunError, match="given up"):
+        ledger.join(unit)
+    await ledger.close()
 
 
 async def test_a_node_that_is_killed_before_it_ever_served_is_started_again(nodes: Nodes) -> None:
