@@ -23,14 +23,14 @@ Places: TypeAlias = slice | list[int]
 
 
 class Block:
-    """Columns of ``rows``, in this order, which belong to the block. ``live``: bytes of those that are still there."""
+    """Columns of ``rows``, in this order. ``pinned``: bytes of all of them; ``live``: of those that are still there."""
 
     __slots__ = ("_places", "columns", "live", "pinned", "rows")
 
-    def __init__(self, rows: list[int], columns: Mapping[str, Column]) -> None:
+    def __init__(self, rows: list[int], columns: Mapping[str, Column], nbytes: int) -> None:
         self.rows = rows
         self.columns = columns
-        self.live = self.pinned = sum(map(nbytes_of, columns.values()))
+        self.live = self.pinned = nbytes
         self._places: dict[int, int] = {}
         """By row, once some of the rows are asked for without the others."""
 
@@ -65,14 +65,17 @@ class Blocks:
 
     def put(self, rows: list[int], columns: Mapping[str, Column]) -> int:
         """Keep rows that are not here; the arrays belong to the storage from now on. Returns their bytes."""
-        block = Block(rows, {name: _kept(column) for name, column in columns.items()})
-        self._where.update(dict.fromkeys(rows, block))
-        return block.pinned
+        kept, total = {}, 0
+        for name, column in columns.items():
+            nbytes = nbytes_of(column)
+            kept[name] = _copied(column) if nbytes < LARGE_BYTES else _owned(column)
+            total += nbytes
+        self._where.update(dict.fromkeys(rows, Block(rows, kept, total)))
+        return total
 
     def among(self, rows: Sequence[int]) -> list[int]:
         """Those of ``rows`` that are here."""
-        where = self._where
-        return [] if where.keys().isdisjoint(rows) else [row for row in rows if row in where]
+        return [row for row in rows if row in self._where]
 
     def delete(self, rows: Sequence[int]) -> int:
         """Forget rows that are here, none of them twice. Returns their bytes."""
@@ -106,19 +109,19 @@ def values(name: str, found: Sequence[tuple[Block, Places]]) -> Column:
     """A column of what :func:`runs` has found, at least one run; a view where that is one, and large."""
     if len(found) > 1:
         return join_columns([_pick(block.columns[name], places) for block, places in found])
-    ((block, places),) = found
+    block, places = found[0]
     column = _pick(block.columns[name], places)
     return column if nbytes_of(column) >= LARGE_BYTES else _copied(column)
 
 
 def _pick(column: Column, places: Places) -> Column:
     """Rows of a column; a view where they lie side by side."""
-    if isinstance(places, list):
-        return column.take(places) if isinstance(column, Ragged) else column[places]
-    if places.stop - places.start == len(column):
-        return column
     if not isinstance(column, Ragged):
         return column[places]
+    if isinstance(places, list):
+        return column.take(places)
+    if places.stop - places.start == len(column):
+        return column
     offsets = column.offsets[places.start : places.stop + 1]
     return Ragged(column.values[offsets[0] : offsets[-1]], offsets - offsets[0])
 
@@ -135,15 +138,13 @@ def _nbytes_at(column: Column, places: Places) -> int:
     return int(entries) * entry_nbytes(kind_of(column))
 
 
-def _kept(column: Column) -> Column:
-    """Copied where it is small, or its arrays are parts of larger ones."""
-    if nbytes_of(column) < LARGE_BYTES:
-        return _copied(column)
-    return Ragged(_alone(column.values), _alone(column.offsets)) if isinstance(column, Ragged) else _alone(column)
-
-
 def _copied(column: Column) -> Column:
     return Ragged(column.values.copy(), column.offsets.copy()) if isinstance(column, Ragged) else column.copy()
+
+
+def _owned(column: Column) -> Column:
+    """Copied where its arrays are parts of larger ones."""
+    return Ragged(_alone(column.values), _alone(column.offsets)) if isinstance(column, Ragged) else _alone(column)
 
 
 def _alone(array: Array) -> Array:

@@ -65,13 +65,13 @@ def check(batch: Batch, known: Mapping[str, _Known]) -> list[int]:
     if len(set(rows)) != len(rows):
         raise ContractError("a put names a row twice", fix="put every row once")
     for name, column in batch.columns.items():
-        kind = kind_of(column)
-        if name in known and known[name].kind != kind:
+        kind, there = kind_of(column), known.get(name)
+        if there is not None and there.kind != kind:
             raise ContractError(
-                f"column {name!r} is {say(known[name].kind)}, a put gave {say(kind)}",
+                f"column {name!r} is {say(there.kind)}, a put gave {say(kind)}",
                 fix="give every row of a column the same dtype and shape",
             )
-        if isinstance(column, Ragged) and not entry_nbytes(kind):
+        if kind[0] == "ragged" and not entry_nbytes(kind):
             raise ContractError(
                 f"the entries of column {name!r} have no bytes: {say(kind)}", fix="leave the column out"
             )

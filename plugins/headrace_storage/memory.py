@@ -44,7 +44,8 @@ class MemoryStorage(Storage):
         rows = check(batch, self._columns)
         if not rows or not batch.columns:
             return 0
-        self._give_up(rows, frozenset(batch.columns))
+        if not self._rows.isdisjoint(rows):
+            self._give_up(rows, frozenset(batch.columns))
         self._rows.update(rows)
         return self._keep(rows, batch.columns)
 

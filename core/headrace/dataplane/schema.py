@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -42,14 +42,16 @@ class Schema:
         """What a unit tells of a put, and its bytes. ContractError where a column is not what it should be."""
         if not put.columns:
             raise ContractError("a put without columns", fix=f"the columns are {self._say_all()}")
-        if put.rows is not None:
+        if put.rows is None:
+            count = _count(put.columns)
+        else:
             _check_rows(put.rows)
+            count = len(put.rows)
         if not 0 <= put.version < _NO_VERSION:
             raise ContractError(f"a put of policy version {put.version}", fix="versions are counted from 0 on")
-        count, kinds = _count(put), self._kinds
         dense, total, ragged, tokens = 0, 0, None, None
         for name, column in put.columns.items():
-            kind = kinds.get(name)
+            kind = self._kinds.get(name)
             values = column.values if isinstance(column, Ragged) else column
             if kind is None or (values is not column, values.dtype, values.shape[1:]) != kind.like:
                 raise self._misfit(name, column)
@@ -132,11 +134,9 @@ def _check_rows(rows: Array) -> None:
         raise ContractError(f"a put names row {twice[0]} twice", fix="put every row once")
 
 
-def _count(put: Put) -> int:
-    """Rows of a put."""
-    if put.rows is not None:
-        return len(put.rows)
-    name, column = next(iter(put.columns.items()))
+def _count(columns: Mapping[str, Column]) -> int:
+    """Of new rows."""
+    name, column = next(iter(columns.items()))
     if not isinstance(column, Ragged) and not column.ndim:
         raise ContractError(f"column {name!r} of a put is one number", fix="put an array with an entry for each row")
     return len(column)

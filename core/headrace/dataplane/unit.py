@@ -94,7 +94,8 @@ class UnitService:
             self._discard(region)
             raise
         try:
-            room = not (put.rows is None or put.fresh) or self._has_room(pending.nbytes)
+            new = put.rows is None or put.fresh
+            room = not (new and self._capacity) or self._has_room(pending.nbytes)
         except HeadraceError:
             self._discard(region)
             raise
@@ -118,8 +119,6 @@ class UnitService:
         """A put ends, and its values are not kept where they lie."""
 
     def _has_room(self, nbytes: int) -> bool:
-        if not self._capacity:
-            return True
         if nbytes > self._capacity:
             raise RunError(
                 f"a put of {nbytes} bytes can never fit a storage unit of {self._capacity}",

@@ -21,6 +21,7 @@ from math import inf
 import numpy as np
 
 from headrace.contract import Array
+from headrace.dataplane.gathering import sole_unit
 from headrace.dataplane.links import RemoteUnit, UnitLink, settled
 from headrace.dataplane.messages import Join, UnitFigures
 from headrace.errors import RunError
@@ -139,6 +140,10 @@ class Units:
         which unit has each column, 0 for none."""
         if not self._freed:
             asyncio.get_running_loop().call_soon(self._delete)
+        sole = sole_unit(units)
+        if sole:
+            self._freed[sole].append(rows)
+            return
         for unit in np.unique(units[units > 0]).tolist():
             self._freed[unit].append(rows[(units == unit).any(axis=1)])
 

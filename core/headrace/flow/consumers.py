@@ -215,7 +215,8 @@ class ConsumerTable(GroupTable):
     def _leave_unwanted(self, groups: Array) -> Array:
         """Those of open groups leave of which no consumer wants anything any more; returns them."""
         done = (self._column_of("state", groups) == DONE).all(axis=1)
-        done &= (self._column_of("row_state", groups) == DONE).all(axis=(1, 2))
+        if any(consumer.by_row for consumer in self._consumers.values()):
+            done &= (self._column_of("row_state", groups) == DONE).all(axis=(1, 2))
         left: Array = groups[done]
         self._leave(left)
         return left

@@ -92,11 +92,12 @@ class Ledger(ConsumerTable):
         like, ready, wanted = self._like(tuple(columns), version, unit)
         first, rows = self._groups.append(groups, like), groups * self.group_size
         start = (first - self._groups.base) * self.group_size
-        added, nbytes = total(nbytes, rows), total(nbytes, 1) if rows == 1 else nbytes
-        tokens = total(tokens, 1) if rows == 1 else tokens
-        at = start if rows == 1 else slice(start, start + rows)
-        self._row_column("nbytes")[at] = nbytes
-        self._row_column("tokens")[at] = tokens
+        added = total(nbytes, rows)
+        at: int | slice = slice(start, start + rows)
+        if rows == 1:
+            at, nbytes, tokens = start, added, total(tokens, 1)
+        self._groups.members["nbytes"][at] = nbytes
+        self._groups.members["tokens"][at] = tokens
         self.buffered += rows
         self.nbytes += added
         for consumer in ready:
@@ -307,9 +308,9 @@ class Ledger(ConsumerTable):
     def acknowledge(self, lease: int) -> tuple[Lease, Array]:
         """The consumer is done with the groups. Returns also those that every consumer is done with: they left."""
         held = self.leases.end(lease)
-        who = self._consumers[held.consumer]
-        self._states(who)[self._slots(who, self._present(held))] = DONE
-        return held, self._leave_unwanted(self._open(held.groups))
+        who, ids = self._consumers[held.consumer], self._present(held)
+        self._states(who)[self._slots(who, ids)] = DONE
+        return held, self._leave_unwanted(ids if held.rows is None else self._open(held.groups))
 
     def _open(self, groups: Array) -> Array:
         groups = groups[groups >= self._groups.low]

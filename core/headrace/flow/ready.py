@@ -34,8 +34,11 @@ class Ring:
 
     def push(self, item: int) -> None:
         """Add one at the back."""
-        self._fit(self._length + 1)
-        self._items[(self._start + self._length) % len(self._items)] = item
+        capacity = len(self._items)
+        if self._length == capacity:
+            self._fit(capacity + 1)
+            capacity = len(self._items)
+        self._items[(self._start + self._length) % capacity] = item
         self._length += 1
 
     def prepend(self, items: Array) -> None:
@@ -121,7 +124,8 @@ class ReadyGroups:
     def push(self, version: int, group: int) -> None:
         """:meth:`add` of one group."""
         self._ring(version).push(group)
-        self._change(version, 1)
+        self.total += 1
+        self._counts[version] += 1
 
     def discard(self, version: int) -> None:
         """One group of ``version`` is not ready any more."""

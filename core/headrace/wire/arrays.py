@@ -7,6 +7,7 @@ dtype and shape say. Received arrays are writable, aligned and, above ``INLINE_B
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -22,7 +23,7 @@ from headrace.wire.refusal import BAD_FRAME, RefusedError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-INLINE_BYTES = 4096
+INLINE_BYTES = 1 << 14
 """Up to here an array travels inside the header: a frame costs more than the copies."""
 
 _FRAMED = 1
@@ -75,19 +76,34 @@ def parse_dtype(name: str) -> np.dtype[Any]:
     raise RefusedError(f"an array of unknown dtype {name!r}", reason=BAD_FRAME)
 
 
-def pack_array(array: Array, frames: list[Buffer]) -> msgspec.msgpack.Ext:
-    """The extension for the header: a byte that says how long the layout is, the layout, then the array's bytes or the
-    number of its frame, which is appended where the array does not fit inline."""
-    layout = _layout(array.dtype, array.shape)
-    if array.nbytes <= INLINE_BYTES:
-        return msgspec.msgpack.Ext(_INLINE, layout + array.tobytes())
-    contiguous = array if array.flags.c_contiguous else array.copy(order="C")
-    frames.append(array_bytes(contiguous))
-    return msgspec.msgpack.Ext(_FRAMED, layout + (len(frames) - 1).to_bytes(_NUMBER_BYTES, "big"))
+class _Frames(threading.local):
+    """Of the message that this thread is encoding, and of the one that it is decoding."""
+
+    sent: list[Buffer] | None = None
+    received: Sequence[Any] = ()
 
 
-def unpack_array(code: int, payload: memoryview, frames: Sequence[Any]) -> Array:
-    """The array of an extension. RefusedError when extension and frames do not fit together."""
+local_frames = _Frames()
+
+
+def pack(item: object) -> object:
+    """What the header has in place of what msgspec cannot encode. An array is an extension: a byte that says how long
+    the layout is, the layout, then the array's bytes or the number of its frame, which is appended to those that are
+    sent where the array does not fit inline. TypeError for what cannot travel."""
+    if not isinstance(item, np.ndarray):
+        if isinstance(item, np.generic):
+            return item.item()
+        raise TypeError(f"values of type {type(item).__qualname__} do not travel")
+    layout = _layout(item.dtype, item.shape)
+    if item.nbytes <= INLINE_BYTES:
+        return msgspec.msgpack.Ext(_INLINE, layout + item.tobytes())
+    assert local_frames.sent is not None
+    local_frames.sent.append(array_bytes(item if item.flags.c_contiguous else item.copy(order="C")))
+    return msgspec.msgpack.Ext(_FRAMED, layout + (len(local_frames.sent) - 1).to_bytes(_NUMBER_BYTES, "big"))
+
+
+def unpack(code: int, payload: memoryview) -> Array:
+    """The array of an extension. RefusedError when extension and received frames do not fit together."""
     if not payload:
         raise RefusedError("an empty msgpack extension", reason=BAD_FRAME)
     start = 1 + payload[0]
@@ -95,15 +111,15 @@ def unpack_array(code: int, payload: memoryview, frames: Sequence[Any]) -> Array
         dtype, shape, nbytes = _parse_layout(bytes(payload[:start]))
         if len(payload) - start != nbytes:
             raise _misfit(dtype, shape, len(payload) - start)
-        inline: Array = np.ndarray(shape, dtype, buffer=bytearray(payload[start:]))
+        inline: Array = np.ndarray(shape, dtype, bytearray(payload[start:]))
         return inline
     if code != _FRAMED:
         raise RefusedError(f"an unknown msgpack extension {code}", reason=BAD_FRAME)
     dtype, shape, nbytes = _parse_layout(bytes(payload[:start]))
-    number = int.from_bytes(payload[start : start + _NUMBER_BYTES], "big")
-    if number >= len(frames) or len(payload) != start + _NUMBER_BYTES:
-        raise RefusedError(f"array frame {number} of a message with {len(frames)}", reason=BAD_FRAME)
-    data = memoryview(frames[number])
+    number, received = int.from_bytes(payload[start : start + _NUMBER_BYTES], "big"), local_frames.received
+    if number >= len(received) or len(payload) != start + _NUMBER_BYTES:
+        raise RefusedError(f"array frame {number} of a message with {len(received)}", reason=BAD_FRAME)
+    data = memoryview(received[number])
     if data.nbytes != nbytes:
         raise _misfit(dtype, shape, data.nbytes)
     array: Array = np.ndarray(shape, dtype, buffer=data)

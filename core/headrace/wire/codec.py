@@ -6,15 +6,14 @@ Arrays are not copied: one that is still being sent must not be changed.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
-from headrace.contract import Array, Ragged
-from headrace.wire.arrays import Buffer, pack_array, unpack_array
+from headrace.contract import Ragged
+from headrace.wire.arrays import Buffer, local_frames, pack, unpack
 from headrace.wire.limits import DEFAULT_LIMITS, Limits
 from headrace.wire.refusal import (
     FRAME_TOO_LARGE,
@@ -31,37 +30,18 @@ T = TypeVar("T")
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-class _Local(threading.local):
-    """Array frames of the message that this thread is encoding, and of the one that it is decoding."""
-
-    sent: list[Buffer] | None = None
-    received: Sequence[Any] = ()
-
-
-_local = _Local()
-
-
 def encode(value: object) -> list[Buffer]:
     """Header and array frames of ``value``. TypeError for a value that cannot travel."""
-    frames: list[Buffer] = []
-    _local.sent = frames
+    arrays: list[Buffer] = []
+    local_frames.sent = arrays
     try:
         header = _encode(value)
     finally:
-        _local.sent = None
-    return [header, *frames]
+        local_frames.sent = None
+    return [header, *arrays]
 
 
-def _pack(item: object) -> object:
-    if isinstance(item, np.ndarray):
-        assert _local.sent is not None
-        return pack_array(item, _local.sent)
-    if isinstance(item, np.generic):
-        return item.item()
-    raise TypeError(f"values of type {type(item).__qualname__} do not travel")
-
-
-_encode = msgspec.msgpack.Encoder(enc_hook=_pack).encode
+_encode = msgspec.msgpack.Encoder(enc_hook=pack).encode
 
 
 def decode(frames: Sequence[Any], kind: type[T], *, limits: Limits = DEFAULT_LIMITS) -> T:
@@ -100,11 +80,11 @@ class TypedDecoder:
 
     def __init__(self, kind: Any) -> None:
         wire, self._restores = wire_type(kind)
-        self._decoder = msgspec.msgpack.Decoder(wire, dec_hook=_convert, ext_hook=_unpack_extension)
+        self._decoder = msgspec.msgpack.Decoder(wire, dec_hook=_convert, ext_hook=unpack)
 
-    def decode(self, header: Any, frames: Sequence[Any]) -> Any:
-        """RefusedError when header and frames are not a value of the type."""
-        _local.received = frames
+    def decode(self, header: Any, arrays: Sequence[Any]) -> Any:
+        """RefusedError when header and arrays are not a value of the type."""
+        local_frames.received = arrays
         try:
             value = self._decoder.decode(header)
             return restore(value) if self._restores else value
@@ -117,7 +97,7 @@ class TypedDecoder:
         except (TypeError, ValueError) as error:  # a constructor refused the values
             raise RefusedError(f"a message of the wrong type: {error}", reason=WRONG_TYPE) from error
         finally:
-            _local.received = ()
+            local_frames.received = ()
 
 
 _decoders: dict[Any, TypedDecoder] = {}
@@ -129,10 +109,6 @@ def decoder_for(kind: Any) -> TypedDecoder:
     if decoder is None:
         decoder = _decoders[kind] = TypedDecoder(kind)
     return decoder
-
-
-def _unpack_extension(code: int, payload: memoryview) -> Array:
-    return unpack_array(code, payload, _local.received)
 
 
 def _convert(kind: type, value: Any) -> Any:

@@ -96,8 +96,9 @@ class Endpoint:
     def _receive(self) -> bool:
         """Deliver one message; whether there was one."""
         receive, get = self._socket.recv, self._socket.get
+        arrays: list[memoryview] = []
         try:
-            head, arrays = [receive(_NOBLOCK)], list[memoryview]()
+            head = [receive(_NOBLOCK)]
         except zmq.Again:
             return False
         if self._head > 1:  # who sent it, and that is never all

@@ -178,7 +178,8 @@ class Server:
                 f"no method {call.method!r} at {self._address}; it has {', '.join(sorted(self._methods))}",
                 reason=UNKNOWN_METHOD,
             )
-        check_limits(len(call.body), arrays, self._limits)
+        if arrays:  # the rest was looked at
+            check_limits(len(call.body), arrays, self._limits)
         try:
             return method, method.request.decode(call.body, arrays)
         except RefusedError as refusal:

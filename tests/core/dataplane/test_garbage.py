@@ -155,8 +155,8 @@ def is_refused(server: Server, frames: list[bytes]) -> bool:
 
 
 FRAMED = {
-    "ledger": ("note", Notes(1, [Note("phase", np.arange(1000), 1000, ("reward",), ROWS, ROWS, 0)])),
-    "unit": ("delete", np.arange(1000)),
+    "ledger": ("note", Notes(1, [Note("phase", np.arange(4000), 4000, ("reward",), ROWS, ROWS, 0)])),
+    "unit": ("delete", np.arange(4000)),
 }
 """Messages with an array in a frame of its own."""
 Garble = Callable[[str], list[bytes]]

@@ -292,14 +292,14 @@ async def test_a_reply_of_another_type_is_an_error_that_names_the_method(tmp_pat
     ("limits", "reason"),
     [
         (Limits(header_bytes=1000), "header too large"),
-        (Limits(frame_bytes=5000), "frame too large"),
+        (Limits(frame_bytes=20_000), "frame too large"),
         (Limits(frames=2), "too many frames"),
     ],
 )
 async def test_a_message_over_the_server_s_bounds_is_refused_and_counted(
     tmp_path: Path, limits: Limits, reason: str
 ) -> None:
-    rows, long = np.zeros(2, np.int64), Ragged.from_arrays([np.zeros(1000)] * 2)
+    rows, long = np.zeros(2, np.int64), Ragged.from_arrays([np.zeros(2000)] * 2)
     many = Batch(rows=rows, columns={str(i): long for i in range(5)})
     request = "x" * 2000 if reason == "header too large" else Fill(many, 0.0)
     async with serving(tmp_path, limits=limits) as (_, server, client):
@@ -327,10 +327,10 @@ async def test_a_client_does_not_send_what_is_over_its_own_bounds(tmp_path: Path
 
 
 async def test_a_reply_over_the_bounds_is_an_error_at_the_caller(tmp_path: Path) -> None:
-    async with serving(tmp_path, limits=Limits(frame_bytes=10_000)) as (_, _, client):
-        assert len(await client.call("zeros", 10_000, reply=Array, deadline=5)) == 10_000
-        with pytest.raises(WireError, match="an array of 10001 bytes"):
-            await client.call("zeros", 10_001, reply=Array, deadline=5)
+    async with serving(tmp_path, limits=Limits(frame_bytes=20_000)) as (_, _, client):
+        assert len(await client.call("zeros", 20_000, reply=Array, deadline=5)) == 20_000
+        with pytest.raises(WireError, match="an array of 20001 bytes"):
+            await client.call("zeros", 20_001, reply=Array, deadline=5)
 
 
 async def test_a_second_server_does_not_take_over_an_address_in_use(tmp_path: Path) -> None:
