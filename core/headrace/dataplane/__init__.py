@@ -9,7 +9,7 @@ the ledger, and the values are then fetched from the units. Several ledgers can 
 A run makes its own. To have one alone, serve the ledger in a process, with a storage of its own or with further units
 (:mod:`headrace.dataplane.serve`), and talk to it from any other::
 
-    asyncio.run(serve_ledger(ipc_address(directory, "ledger"), storage))
+    until_stopped(serve_ledger(ipc_address(directory, "ledger"), MemoryStorage(None)))
 
     with_tokens = {"tokens": ColumnSchema("int32", ragged=True)}
     partition = DataPlane(address).create(PartitionSpec("phase", with_tokens, {"train": ("tokens",)}))

@@ -13,6 +13,7 @@ import numpy as np
 from headrace.contract import Array, Column, Ragged
 from headrace.dataplane.messages import ColumnSchema, Note, PartitionSpec, Put
 from headrace.errors import ContractError
+from headrace.flow.group_table import MOST_COLUMNS
 from headrace.wire.arrays import dtype_name
 
 _NO_VERSION = np.iinfo(np.int64).max
@@ -159,6 +160,11 @@ def _say(ragged: bool, dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
 def check_spec(spec: PartitionSpec) -> None:
     """ContractError for a partition that cannot be."""
     Schema(spec)
+    if len(spec.columns) > MOST_COLUMNS:
+        raise ContractError(
+            f"{len(spec.columns)} columns of partition {spec.name!r}; a ledger keeps at most {MOST_COLUMNS}",
+            fix="put what is read together into one column, or what another stage needs into another partition",
+        )
     for consumer, reads in spec.consumers.items():
         _check_columns(spec, f"consumer {consumer!r} of partition {spec.name!r} reads", reads)
     for consumer, adds in spec.writes.items():

@@ -1,9 +1,25 @@
-"""A data plane of its own processes: the ledger in one, with or without a unit, and each further unit in another."""
+"""A data plane of its own processes: the ledger in one, with or without a unit, and each further unit in another.
+
+    directory = tempfile.mkdtemp()      # for the own user alone
+    until_stopped(serve_ledger(ipc_address(directory, "ledger"), MemoryStorage(None)))
+
+and in each further process
+
+    ledger = ipc_address(directory, "ledger")
+    until_stopped(serve_unit(ipc_address(directory, "unit-1"), MemoryStorage(None), ledger=ledger))
+
+with ``ipc_address`` of :mod:`headrace.wire` and the storages of ``headrace_storage``. Across hosts addresses are
+``tcp://HOST:PORT``, everybody has the same ``keys``, and clients are made by ``connect``:
+``DataPlane(address, connect=lambda address: BlockingClient(address, keys=keys))``.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
 
 from headrace.contract import Storage
 from headrace.dataplane.ledger import LedgerService
@@ -18,6 +34,23 @@ from headrace.process import keep_freed_memory
 from headrace.wire import Client, Keys, Server
 
 
+def until_stopped(serving: Coroutine[Any, Any, None]) -> None:
+    """Serve in this process until Ctrl-C or SIGTERM; shared memory and files are cleaned up then."""
+
+    async def run() -> None:
+        task = asyncio.ensure_future(serving)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        with suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+
+
+def _announce(address: str) -> None:
+    print(address, flush=True)  # whoever started this process may wait for it, at a pipe
+
+
 async def serve_ledger(
     address: str,
     storage: Storage | None = None,
@@ -27,7 +60,7 @@ async def serve_ledger(
     shards: int = 1,
     keys: Keys | None = None,
     metrics: str = "",
-    ready: Callable[[str], None] = print,
+    ready: Callable[[str], None] = _announce,
 ) -> None:
     """Serve until cancelled. ``shard``: which of ``shards`` it is; ``metrics``: where Prometheus finds those of ledger
     and units, ``HOST:PORT`` or ``unix:PATH``. With a ``storage`` the process is a storage unit too: what is kept there
@@ -63,7 +96,7 @@ async def serve_unit(
     ledger: str | Sequence[str],
     capacity: int = 0,
     keys: Keys | None = None,
-    ready: Callable[[str], None] = print,
+    ready: Callable[[str], None] = _announce,
 ) -> None:
     """Serve until cancelled; join the ledger, or all its shards in their order, first. RunError when one of them has
     given the unit up."""

@@ -22,10 +22,12 @@ from typing import NamedTuple, Self
 from headrace.contract import Batch
 from headrace.dataplane.messages import Share
 from headrace.dataplane.partition_client import LEASE_SECONDS, Partition, Rows
-from headrace.errors import ContractError, DeadlineError, LostRowsError, RunError
+from headrace.errors import ContractError, DeadlineError, LostRowsError, RunError, WireError
 
 _TURN_SECONDS = 0.5
 """How late the thread notices that it is to stop, or that a lease is to be extended."""
+_CLOSE_SECONDS = 5.0
+"""For the ledger to take back what a stream gives up."""
 
 
 class _Fetched(NamedTuple):
@@ -116,9 +118,10 @@ class Stream:
             held = [rows for rows, _ in self._held.values()]
             self._held.clear()
         self._given.clear()
-        for rows in reversed(held):  # what is given back last comes first
-            with suppress(RunError):  # it expired: the rows are another's
-                self._desk.release(rows)
+        with suppress(WireError):  # nobody answers: leases expire, and whoever ends the stream has other worries
+            for rows in reversed(held):  # what is given back last comes first
+                with suppress(RunError):  # it expired: the rows are another's
+                    self._desk.release(rows, deadline=_CLOSE_SECONDS)
 
     def __enter__(self) -> Self:
         return self

@@ -22,7 +22,7 @@ WRITTEN = ("stored", "duplicate", "late", "unknown")
 """The same in words."""
 
 _NO_VERSION = np.iinfo(np.int64).max
-_MAX_COLUMNS = 63
+MOST_COLUMNS = 63
 
 
 def total(values: Array | int, count: int) -> int:
@@ -60,8 +60,8 @@ class GroupTable:
     def __init__(
         self, *, group_size: int, columns: Sequence[str], consumers: int, by_row: int, first_group: int
     ) -> None:
-        if len(columns) > _MAX_COLUMNS:
-            raise ValueError(f"{len(columns)} columns; a ledger keeps at most {_MAX_COLUMNS}")
+        if len(columns) > MOST_COLUMNS:
+            raise ValueError(f"{len(columns)} columns; a ledger keeps at most {MOST_COLUMNS}")
         self.group_size = group_size
         self._bits = {column: 1 << place for place, column in enumerate(columns)}
         self._all = (1 << len(columns)) - 1

@@ -129,3 +129,21 @@ def test_what_a_rank_leaves_behind_is_given_out_again_in_its_order_though_a_leas
     partition.release(stream._given[1])
     stream.close()
     assert partition.lease("train", 5).rows.tolist() == [*rows[:2], *rows[4:], *rows[2:4]]
+
+
+def test_what_ends_a_stream_is_not_hidden_by_a_ledger_that_does_not_answer(
+    connect: Callable[[], Partition], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(connect(), 1)
+
+    def release(*_: object, **__: object) -> None:
+        raise DeadlineError("nobody answers")
+
+    def train() -> None:
+        with Stream(connect, "train", step_groups=1) as stream:
+            next(stream.step())
+            monkeypatch.setattr(stream._desk, "release", release)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()

@@ -246,3 +246,9 @@ def test_what_was_wrong_with_a_read_is_said_though_its_lease_cannot_be_given_bac
     monkeypatch.setattr(partition, "release", fails)
     with pytest.raises(LostRowsError, match="no row has column"):
         partition.take("x", 1)
+
+
+def test_more_columns_than_a_ledger_can_keep_apart_are_refused_when_a_partition_is_made(world: World) -> None:
+    columns = {f"c{number}": ColumnSchema("float32") for number in range(64)}
+    with pytest.raises(ContractError, match="64 columns of partition 'p'; a ledger keeps at most 63"):
+        world.plane().create(PartitionSpec("p", columns, {"x": ("c0",)}))

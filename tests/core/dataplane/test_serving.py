@@ -1,0 +1,40 @@
+"""A ledger, or a unit, as a process that a person or a supervisor starts and ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.dataplane import ColumnSchema, DataPlane, PartitionSpec
+
+SERVE = """
+import sys
+from headrace.dataplane.serve import serve_ledger, until_stopped
+from headrace_storage.disk import DiskStorage
+until_stopped(serve_ledger(sys.argv[1], DiskStorage(DiskStorage.Settings(path=sys.argv[2]))))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_it_says_where_it_serves_and_ends_without_a_word_and_without_leaving_anything(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    values = tmp_path / "values"
+    values.mkdir()
+    command = [sys.executable, "-c", SERVE, f"ipc://{tmp_path}/ledger", str(values)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        plane = DataPlane(process.stdout.readline().strip())
+        partition = plane.create(PartitionSpec("p", {"a": ColumnSchema("float32")}, {"x": ("a",)}))
+        partition.put({"a": np.zeros(1 << 20, np.float32)})
+        plane.close()
+        assert list(values.iterdir())
+        process.send_signal(number)
+        out, error = process.communicate(timeout=30)
+    assert (process.returncode, out, error) == (0, "", "")
+    assert not list(values.iterdir())
