@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from headrace.contract import Array, Batch, Column
-from headrace.dataplane.gathering import Part, join, parts
-from headrace.dataplane.messages import Fetch, Noted, Put
+from headrace.dataplane.gathering import join, parts
+from headrace.dataplane.messages import Fetch, Found, Noted, Put
+from headrace.dataplane.shared import Segments
 from headrace.errors import LostRowsError, WireError
 from headrace.wire import Client
 
@@ -34,6 +36,8 @@ class AsyncPlane:
         self._addresses: list[str] = []
         """By number; "" of units that are gone."""
         self._clients: dict[str, Client] = {}
+        self._segments: dict[int, Segments | None] = {}
+        """By the unit's number."""
         self._turns = itertools.count()
 
     async def put(
@@ -60,15 +64,21 @@ class AsyncPlane:
                 if self._clients.get(address) is client:
                     raise
 
-    async def get(self, partition: str, rows: Array, units: Array, columns: Sequence[str]) -> Batch:
-        """Values of ``rows``, in this order. ``units``: int16 [rows, columns], which unit has each. LostRowsError when
-        one has lost them."""
+    async def get(
+        self, partition: str, rows: Array, units: Array, columns: Sequence[str], *, held: bool = False
+    ) -> Batch:
+        """Values of ``rows``, in this order. ``units``: int16 [rows, columns], which unit has each. ``held``: the rows
+        cannot leave the data plane before the caller is done with the values, which may then be read-only views of
+        memory that a unit shares; else they are its own. LostRowsError when a unit has lost them."""
         asked = list(parts(units, columns))
-        found = await asyncio.gather(*(self._fetch(partition, part, rows[part.at]) for part in asked))
+        fetched = (self._fetch(part.unit, Fetch(rows[part.at], part.columns, partition), held) for part in asked)
+        found = await asyncio.gather(*fetched)
         return join(rows, columns, list(zip(asked, found, strict=True)))
 
     async def lost(self, address: str) -> None:
         """Nobody answers at this address any more."""
+        for unit in [number for number, known in enumerate(self._addresses, 1) if known == address]:
+            self._forget_segments(unit)
         self._addresses = ["" if known == address else known for known in self._addresses]
         client = self._clients.pop(address, None)
         if client is not None:
@@ -79,24 +89,40 @@ class AsyncPlane:
         self._addresses = []
 
     async def close(self) -> None:
+        for unit in list(self._segments):
+            self._forget_segments(unit)
         for client in [self._ledger, *self._clients.values()]:
             await client.close()
 
-    async def _fetch(self, partition: str, part: Part, rows: Array) -> Batch:
-        address = await self._address(part.unit)
+    async def _fetch(self, unit: int, fetch: Fetch, held: bool) -> Batch:
+        address = await self._address(unit)
         client = self._client(address)
+        awaiting = "a storage unit to send rows"
         try:
-            return await client.call(
-                "get",
-                Fetch(rows, part.columns, partition),
-                reply=Batch,
-                deadline=DEADLINE,
-                awaiting="a storage unit to send rows",
-            )
+            segments = await self._reach_segments(unit, client) if held else None
+            if segments is not None:
+                found = await client.call("locate", fetch, reply=Found, deadline=DEADLINE, awaiting=awaiting)
+                with suppress(OSError):  # this process cannot map what it should
+                    return segments.batch(fetch, found)
+            return await client.call("get", fetch, reply=Batch, deadline=DEADLINE, awaiting=awaiting)
         except WireError as error:
             if self._clients.get(address) is client:
                 raise
             raise LostRowsError("a storage unit was lost, and the rows that it kept") from error
+
+    async def _reach_segments(self, unit: int, client: Client) -> Segments | None:
+        """The memory that a unit shares; None where it shares none, or this process cannot map it."""
+        if unit not in self._segments:
+            directory = await client.call(
+                "segments", reply=str, deadline=DEADLINE, awaiting="a storage unit to say what it shares"
+            )
+            if unit not in self._segments:  # others asked meanwhile
+                self._segments[unit] = Segments.reach(directory)
+        return self._segments[unit]
+
+    def _forget_segments(self, unit: int) -> None:
+        if (segments := self._segments.pop(unit, None)) is not None:
+            segments.close()
 
     async def _address(self, unit: int) -> str:
         """Of a unit by its number. LostRowsError when it is gone."""

@@ -35,8 +35,8 @@ class AsyncConsumer:
     @asynccontextmanager
     async def leased(self, most: int, *, tokens: int) -> AsyncIterator[Batch]:
         """What is ready, as soon as something is: up to ``most`` groups, or rows, of up to ``tokens`` tokens, with all
-        that the consumer reads. Held while the block runs; acknowledged at its end, given back when it raises.
-        LostRowsError when a storage unit has lost some of them."""
+        that the consumer reads. Held while the block runs, and valid in it: see :meth:`AsyncPlane.get`. Acknowledged at
+        its end, given back when it raises. LostRowsError when a storage unit has lost some of them."""
         granted = await self._granted(most, tokens)
         ref = LeaseRef(self._partition, granted.lease, LEASE_SECONDS)
         holding = asyncio.create_task(self._hold(ref), name=f"hold lease {ref.lease}")
@@ -68,7 +68,7 @@ class AsyncConsumer:
         units = granted.units
         if units is None:
             units = np.full((len(rows), len(self._reads)), granted.unit, dtype=np.int16)
-        return await self._plane.get(self._partition, rows, units, self._reads)
+        return await self._plane.get(self._partition, rows, units, self._reads, held=True)
 
     async def _hold(self, ref: LeaseRef) -> None:
         while True:

@@ -227,7 +227,8 @@ class LedgerService:
             return answered
         noted = [self._note(note, notes.unit) for note in notes.notes]
         if notes.unit != self._own_number:
-            for name in {note.partition for note, answer in zip(notes.notes, noted, strict=True) if _taken(answer)}:
+            told = zip(notes.notes, noted, strict=True)
+            for name in {note.partition for note, answer in told if answer.failed is None and not answer.remade}:
                 self.kept(name)
         self._heard[notes.unit] = notes.turn, noted
         return noted
@@ -348,11 +349,12 @@ class LedgerService:
 
     def _free(self, partition: PartitionLedger, groups: Array) -> None:
         if len(groups):
-            self.free(partition, partition.ledger.rows_of(groups))
+            rows = partition.ledger.rows_of(groups)
+            self._units.free(rows, partition.ledger.units_of(rows))
 
-    def free(self, partition: PartitionLedger, rows: Array) -> None:
-        """Nobody reads these rows any more, which have only just left."""
-        self._units.free(rows, partition.ledger.units_of(rows))
+    def free(self, partition: PartitionLedger, groups: Array) -> None:
+        """These have only just left; those that nobody holds are forgotten now, others when their lease ends."""
+        self._free(partition, partition.unheld(groups))
 
     def _free_unread(self, partition: PartitionLedger, ended: Iterable[Lease]) -> None:
         """What was left in the units because it was on lease."""
@@ -380,10 +382,6 @@ class LedgerService:
             if expired:
                 self._serve(partition)
         self._watch()
-
-
-def _taken(answer: Noted) -> bool:
-    return answer.failed is None and not answer.remade
 
 
 def _not_taken(error: HeadraceError) -> Noted:

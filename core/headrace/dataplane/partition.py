@@ -184,7 +184,7 @@ class PartitionLedger:
     def left(self, groups: Array) -> Array:
         """Every consumer is done with these. Returns those to be freed now."""
         # Somebody holds them still only where consumers are done by what is written.
-        return self._unread(groups) if len(groups) and self.spec.writes else groups
+        return self.unheld(groups) if len(groups) and self.spec.writes else groups
 
     def extend(self, ref: LeaseRef) -> None:
         """ValueError when the lease is not held."""
@@ -220,15 +220,15 @@ class PartitionLedger:
         dropped = [group for group in dict.fromkeys(groups) if self.ledger.is_open(group)]
         for group in dropped:
             self.ledger.drop(group)
-        return self._unread(np.array(dropped, dtype=np.int64))
+        return self.unheld(np.array(dropped, dtype=np.int64))
 
     def lose(self, unit: int) -> Array:
         """A unit is gone with its values. Returns the groups whose others are to be freed now."""
         groups = self.ledger.lose(unit)
         self._name_lost(groups.tolist())
-        return self._unread(groups)
+        return self.unheld(groups)
 
-    def _unread(self, groups: Array) -> Array:
+    def unheld(self, groups: Array) -> Array:
         """Those of groups that left which no lease holds: what may be read under a lease stays until it ends."""
         held = self.ledger.leases.holders(groups)
         for group, leases in held.items():
@@ -257,7 +257,7 @@ class PartitionLedger:
         gone = self.ledger.give_up(groups)
         if not new:
             self._name_lost(gone.tolist())
-        return self._unread(gone)
+        return self.unheld(gone)
 
     def lost(self, seen: int, wait: float) -> list[int] | asyncio.Future[list[int]]:
         """Groups lost after the first ``seen``; a promise of at most ``wait`` seconds when there are none."""

@@ -77,6 +77,13 @@ class Segments:
         """The values, read-only; a view when they are one run."""
         return placed.column(lambda name: self._mapped(self._read, name, mmap.PROT_READ))
 
+    def batch(self, fetch: Fetch, found: Found) -> Batch:
+        """What a unit answered that was asked where rows lie."""
+        columns = {
+            name: found.sent[name] if name in found.sent else self.read(found.placed[name]) for name in fetch.columns
+        }
+        return Batch(rows=fetch.rows, columns=columns)
+
     def close(self) -> None:
         """Views stay valid. Twice is fine."""
         self._written.clear()
@@ -145,15 +152,11 @@ class Reading:
             return self._client.receive(self._sent, Batch)
         found = self._client.receive(self._sent, Found)
         try:
-            columns = {
-                name: found.sent[name] if name in found.sent else self._segments.read(found.placed[name])
-                for name in self._fetch.columns
-            }
+            return self._segments.batch(self._fetch, found)
         except OSError:  # this process cannot map what it should: it has too many files open, or too little memory
             return self._client.call(
                 "get", self._fetch, reply=Batch, deadline=self._deadline, awaiting="a storage unit to send rows"
             )
-        return Batch(rows=self._fetch.rows, columns=columns)
 
 
 def nbytes_of(columns: Mapping[str, Column]) -> int:

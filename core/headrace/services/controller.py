@@ -223,7 +223,7 @@ class Controller:
 
     def _free(self, rows: Iterable[int]) -> None:
         if self._rows is not None:
-            self._ledger.free(self._rows, np.fromiter(rows, dtype=np.int64))
+            self._ledger.free(self._rows, np.unique(np.fromiter(rows, dtype=np.int64) // self._rows.spec.group_size))
 
     # ------------------------------------------------------------ evaluation
 

@@ -127,7 +127,9 @@ class TrainerService(NodeService):
     async def train(self, call: TrainCall) -> TrainReply:
         """Train one batch, or a part of it."""
         phase = self._running()
-        batch = await self._plane.get(call.partition, call.rows, call.units, call.columns) if len(call.rows) else None
+        batch = None
+        if len(call.rows):  # which are in training until the last part is answered
+            batch = await self._plane.get(call.partition, call.rows, call.units, call.columns, held=True)
         return await self._on_engine_thread(lambda: phase.train(batch, call.version, last=call.last))
 
     @rpc

@@ -10,12 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.contract import Ragged
-from headrace.dataplane import AsyncConsumer, AsyncPlane, ColumnSchema, LedgerService, PartitionSpec, UnitService
+from headrace.contract import Ragged, Storage
+from headrace.dataplane import AsyncConsumer, AsyncPlane, ColumnSchema, LedgerService, PartitionSpec
 from headrace.dataplane.messages import Put
+from headrace.dataplane.shared import SHARED_BYTES
+from headrace.dataplane.shared_unit import unit_service
 from headrace.errors import LostRowsError, RunError
 from headrace.wire import Client, Server, ipc_address
 from headrace_storage.memory import MemoryStorage
+from headrace_storage.shared_memory import SharedMemoryStorage
 
 SPEC = PartitionSpec(
     "rl",
@@ -33,6 +36,7 @@ class Served:
 
     def __init__(self, address: str, ledger: LedgerService) -> None:
         self.ledger = ledger
+        self.address = address
         self.plane = AsyncPlane(address, name="reference.0", connect=Client)
         self.client = Client(address)
         self.consumer = AsyncConsumer(self.plane, self.client, partition="rl", consumer="reference", reads=("tokens",))
@@ -53,10 +57,10 @@ class Served:
 
 
 @asynccontextmanager
-async def served(folder: Path) -> AsyncIterator[Served]:
+async def served(folder: Path, storage: Storage | None = None) -> AsyncIterator[Served]:
     address = ipc_address(str(folder), "ledger")
     ledger = LedgerService(connect=Client)
-    unit = UnitService(MemoryStorage(None), ledger=ledger)
+    unit = unit_service(storage or MemoryStorage(None), ledger=ledger)
     server = Server(ledger, unit, address=address)
     ledger.add_own(unit, await server.start())
     ledger.create(SPEC)
@@ -121,3 +125,49 @@ async def test_what_a_lost_consumer_held_is_its_successors_but_for_what_it_had_w
         with pytest.raises(RunError, match="is not held"):  # whoever was given up is told when it is done
             await lost_half_way()
         assert (there.ready("reference"), there.ready("train")) == (0, 2)
+
+
+LONG = SHARED_BYTES // 4
+
+
+def shared_storage(folder: Path) -> SharedMemoryStorage:
+    return SharedMemoryStorage(SharedMemoryStorage.Settings(directory=str(folder), segment_bytes=1 << 20))
+
+
+async def test_what_is_held_is_read_where_it_lies_in_shared_memory_without_a_copy(tmp_path: Path) -> None:
+    async with served(tmp_path, shared_storage(tmp_path)) as there:
+        await there.put(LONG, LONG)
+        async with there.consumer.leased(100, tokens=9 * LONG) as batch:
+            units = np.ones((2, 1), np.int16)
+            again = await there.plane.get("rl", batch.rows, units, ("tokens",), held=True)
+            other = await there.plane.get("rl", batch.rows, units, ("tokens",))
+            values = batch.ragged("tokens").values
+            assert values.tolist() == [*range(LONG)] * 2
+            assert np.shares_memory(values, again.ragged("tokens").values)
+            assert not values.flags.writeable
+            assert not np.shares_memory(values, other.ragged("tokens").values), "what is not held may leave"
+            assert other.ragged("tokens").values.tolist() == values.tolist()
+
+
+async def test_shared_memory_that_cannot_be_mapped_is_read_by_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr("headrace.dataplane.shared.Segments._mapped", refuse)
+    async with served(tmp_path, shared_storage(tmp_path)) as there:
+        await there.put(LONG, LONG)
+        async with there.consumer.leased(100, tokens=9 * LONG) as batch:
+            assert batch.ragged("tokens").values.tolist() == [*range(LONG)] * 2
+
+
+async def test_what_a_lost_unit_shared_is_let_go_and_what_was_read_stays(tmp_path: Path) -> None:
+    async with served(tmp_path, shared_storage(tmp_path)) as there:
+        await there.put(LONG, LONG)
+        async with there.consumer.leased(100, tokens=9 * LONG) as batch:
+            (mapped,) = there.plane._segments.values()
+            assert mapped is not None
+            await there.plane.lost(there.address)
+            assert mapped._lock.closed
+            assert batch.ragged("tokens").values.tolist() == [*range(LONG)] * 2

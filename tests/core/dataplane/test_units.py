@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.dataplane import LedgerService
-from headrace.dataplane.messages import Join
+from headrace.dataplane import ColumnSchema, LedgerService, PartitionSpec
+from headrace.dataplane.messages import Join, LeaseCall, LeaseRef
 from headrace.dataplane.units import SILENT_SECONDS, Units
 from support.desk import Peer, turns
 
@@ -54,6 +54,27 @@ def test_a_unit_is_given_up_after_too_many_looks_in_a_row_without_a_word_of_it()
     assert units.lose_silent(0.1) == [number]
     assert units.lose_silent(0.1) == []
     assert units.addresses() == [""]
+
+
+async def test_rows_that_whoever_counts_them_gives_up_stay_until_the_lease_on_them_ends() -> None:
+    """Their holder may be reading them where they lie."""
+    peer = Peer("unit")
+    ledger = LedgerService(connect=lambda _: peer)  # type: ignore[arg-type,return-value]  # calls only
+    unit = ledger.join(Join("unit", "process"))
+    ledger.create(PartitionSpec("phase", {"x": ColumnSchema("int8")}, {"train": ("x",)}))
+    (partition,) = ledger.partitions
+    first = partition.ledger.insert(2, 0, ("x",), nbytes=1, unit=unit)
+    granted = ledger.lease(LeaseCall("phase", "train", 1, 1, 1.0, 60.0))
+    groups = np.arange(first, first + 2)
+    for group in groups.tolist():
+        partition.ledger.drop(group)
+    ledger.free(partition, groups)
+    await turns()
+    assert [(method, rows.tolist()) for method, rows in peer.asked] == [("delete", [first + 1])]
+    ledger.release(LeaseRef("phase", granted.lease))
+    await turns()
+    assert peer.asked[1][1].tolist() == [first]
+    await ledger.close()
 
 
 async def test_a_ledger_whose_process_was_stopped_gives_up_no_unit(monkeypatch: pytest.MonkeyPatch) -> None:
