@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.errors import DeadlineError, RunError, WireError
+from headrace.errors import RunError, WireError
 from headrace.run.directory import RunDirectory
 from headrace.run.scaling import ANSWER_SECONDS, Scale, ScaleCall
 from headrace.services.messages import Message
@@ -77,8 +77,6 @@ def scale(path: Path, instances: int, *, tell: Callable[[str], None]) -> list[st
             if under_way != told:
                 tell(under_way)
                 told = under_way
-    except DeadlineError as error:
-        raise _over(path) if unlocked(path / "lock") else error from error
     except WireError as error:
         raise _over(path) if unlocked(path / "lock") else error from error
     finally:
