@@ -1,47 +1,25 @@
 """``multi_version``: several policy versions in flight, each trajectory pinned to one, staleness bounded by waiting.
 
 Nothing is cut off or discarded to keep the bound: what is too old to wait is trained first, and the oldest version in
-flight is waited for (the sliding window of DORA, arXiv 2604.26256, with the gates that paper leaves open). What waits
-is the publication of the version that follows, as in the paper, or only the batch that is the last to hold it.
+flight is waited for (the sliding window of DORA, arXiv 2604.26256, with the gates that paper leaves open:
+:mod:`headrace_staleness.deadlines`).
 
-With B = ``batch_groups``, K = ``max_staleness``, t = the newest version: a group of version v must be in one of the
-batches up to v + K. So of the outstanding groups, those of version ≤ t − K + d are due within batches t … t + d.
-The policy keeps, for every d = 0 … K,
-
-    outstanding of version ≤ t − K + d   ≤   B · d         once batch t is taken
-                                         ≤   B · (d + 1)   before
-
-(earliest deadline first is feasible). Taking a batch is gated on the first line: what is due in it has finished.
-Publishing t + 1 turns the first line into the second. New groups of version t count for d = K alone: ``admit`` keeps
-that case. Where ``legacy_filling`` lets a group start under an older version, ``may_fill`` keeps all of them; and it
-feeds no version that the window waits for next, which would only be held up longer.
-
-A trajectory that starts right after its version was published has the time of K batches where publication waits. Where
-only batches wait it has that of K + 1, less the training of the last; then slots need not idle for the sake of K, for
-the price of K + 1 versions in flight instead of K.
-
-No row can be late, since for d = 0 nothing of version ≤ t − K is left once batch t is taken. Nothing can get stuck:
-with nothing in flight, before batch t, the second line says that the oldest B groups may be taken, and when there are
-fewer than B another group is admitted; after it, t + 1 may be published.
+Where ``legacy_filling`` lets a group start under an older version, ``may_fill`` keeps all the lines of those gates; and
+it feeds no version that the window waits for next, which would only be held up longer.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-from headrace.contract import FlowView, StalenessPolicy
+from headrace.contract import FlowView
 from headrace.errors import StalenessError
-
-MOST = 1000
-"""Versions; the policy looks at each of them."""
+from headrace_staleness.deadlines import Deadlines, Waits
 
 
-class MultiVersion(StalenessPolicy):
-    """At most ``max(K, 1)`` versions have groups in flight, ``K + 1`` where publication does not wait; ``K + 1`` are
-    live when retired ones are freed at once."""
+class MultiVersion(Deadlines):
+    """``K + 1`` versions are live at most when retired ones are freed at once."""
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Settings:
@@ -53,46 +31,21 @@ class MultiVersion(StalenessPolicy):
 
         max_staleness: int
         outstanding_batches: float | None = None
-        waits: Literal["publication", "batch"] = "publication"
+        waits: Waits = "publication"
         legacy_filling: bool = False
 
     settings: Settings
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self.max_staleness = settings.max_staleness
-        most = max(self.max_staleness, 1)
-        self._outstanding_batches = (
-            min(most, 2) if settings.outstanding_batches is None else settings.outstanding_batches
+        super().__init__(
+            settings,
+            max_staleness=settings.max_staleness,
+            outstanding_batches=settings.outstanding_batches,
+            waits=settings.waits,
         )
 
     def check(self, *, batch_groups: int) -> None:
-        most, outstanding = max(self.max_staleness, 1), self._outstanding_batches
-        if self.max_staleness < 0:
-            raise StalenessError(
-                f"max_staleness = {self.max_staleness} < 0: no row is newer than the policy that trains on it",
-                fix="set max_staleness = 0 for the synchronous run, or more",
-            )
-        if self.max_staleness > MOST:
-            raise StalenessError(
-                f"max_staleness = {self.max_staleness} > {MOST}: rows of so old a policy teach nothing",
-                fix="set max_staleness to a few versions, such as 2",
-            )
-        if not outstanding >= 1:
-            raise StalenessError(
-                f"outstanding_batches = {outstanding:g} < 1: {outstanding * batch_groups:g} outstanding groups "
-                f"never fill a batch of {batch_groups}",
-                fix="set outstanding_batches to at least 1, or leave it out",
-            )
-        if outstanding > most:
-            raise StalenessError(
-                f"outstanding_batches · groups = {outstanding:g} · {batch_groups} = {outstanding * batch_groups:g} > "
-                f"max(max_staleness, 1) · groups = {most} · {batch_groups} = {most * batch_groups}: once a batch is "
-                f"taken, only {self.max_staleness} more may hold the newest groups, so the rest would have to wait or "
-                f"be trained too late",
-                fix=f"set outstanding_batches to at most {most}, or raise max_staleness",
-            )
-
+        super().check(batch_groups=batch_groups)
         if self.settings.legacy_filling and self.max_staleness < 3:
             raise StalenessError(
                 f"legacy_filling with max_staleness = {self.max_staleness} < 3: publication, or the next batch, waits "
@@ -100,42 +53,9 @@ class MultiVersion(StalenessPolicy):
                 fix="leave legacy_filling out, or set max_staleness = 3 or more",
             )
 
-    def admit(self, view: FlowView) -> int:
-        """As many as the batches that remain for them can hold, within ``outstanding_batches``."""
-        remaining = self.max_staleness + (not view.batch_taken)
-        limit = round(self._outstanding_batches * view.batch_groups)
-        return max(0, min(limit, remaining * view.batch_groups) - view.outstanding)
-
-    def may_take(self, view: FlowView, chosen: Mapping[int, int]) -> bool:
-        """The chosen are within the bound, and what stays behind can still be trained in time."""
-        oldest = view.version - self.max_staleness
-        left = {
-            version: view.in_flight.get(version, 0) + view.ready.get(version, 0) - chosen.get(version, 0)
-            for version in {*view.in_flight, *view.ready}
-        }
-        return min(chosen) >= oldest and self._is_in_time(left, view, batches=0)
-
     def may_fill(self, view: FlowView, version: int) -> bool:
         """The window does not wait for it, and all that is outstanding can still be trained in time."""
-        if not self.settings.legacy_filling or self._is_due(version, view):
+        if not self.settings.legacy_filling or self.is_due(version, view):
             return False
         outstanding = Counter(view.in_flight) + Counter(view.ready) + Counter([version])
-        return self._is_in_time(outstanding, view, batches=int(not view.batch_taken))
-
-    def _is_in_time(self, outstanding: Mapping[int, int], view: FlowView, *, batches: int) -> bool:
-        """``batches``: how many can hold what is due at once."""
-        oldest = view.version - self.max_staleness
-        return all(
-            sum(count for version, count in outstanding.items() if version <= oldest + later)
-            <= (batches + later) * view.batch_groups
-            for later in range(self.max_staleness + 1)
-        )
-
-    def may_publish(self, view: FlowView) -> bool:
-        """Always, or when nothing in flight would have to be in the next version's batch: what is finished may still be
-        waiting, but a batch cannot be closed over an unfinished trajectory. (K = 0: nothing in flight.)"""
-        return self.settings.waits == "batch" or not any(self._is_due(version, view) for version in view.in_flight)
-
-    def _is_due(self, version: int, view: FlowView) -> bool:
-        """Whether the batch of the next version is the last that may hold it."""
-        return version <= view.version + 1 - self.max_staleness
+        return self.is_in_time(outstanding, view, batches=int(not view.batch_taken))

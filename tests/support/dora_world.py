@@ -41,6 +41,7 @@ class Stream:
     """An unfinished trajectory, or one that is stored."""
 
     version: int
+    """Of its group."""
     length: int
     tokens: list[tuple[int, int]] = field(default_factory=list)
     """(version, token)."""
@@ -48,6 +49,13 @@ class Stream:
     """waiting → generated → stored → trained; or dropped."""
     computed_again: int = 0
     """Tokens that moves had computed once more."""
+    under: int = -1
+    """The version that samples its next token."""
+
+    @property
+    def oldest(self) -> int:
+        """The version of its oldest token."""
+        return min(version for version, _ in self.tokens)
 
 
 def token(trajectory: int, position: int, version: int) -> int:
@@ -92,6 +100,9 @@ class World:
         self.version = self.trained = self.joins = self.steps = 0
         self.staleness: list[int] = []
         self.batches: list[tuple[int, ...]] = []
+        self.interrupts = policy.interruption is not None
+        self.interrupted = 0
+        """Answers that went on under another version."""
         self.moved = Counter[bool]()
         """Moves carried out, by whether the state went along."""
         for slots, live_versions, migrates in replicas:
@@ -127,7 +138,10 @@ class World:
                 self.begin(trajectory, instance)
 
     def begin(self, trajectory: int, instance: str) -> None:
-        assert self.streams[trajectory].version in self.replicas[instance].versions
+        stream = self.streams[trajectory]
+        stream.under = self.flow.version_of(trajectory)
+        assert stream.under in self.replicas[instance].versions
+        assert stream.under == stream.version or self.interrupts
         self.replicas[instance].running[trajectory] = None
 
     def decode(self) -> None:
@@ -139,10 +153,10 @@ class World:
         replica = self.replicas[name]
         for trajectory in list(replica.running)[: replica.slots]:
             stream = self.streams[trajectory]
-            assert stream.version in replica.versions, "a request for a version that is not there"
+            assert stream.under in replica.versions, "a request for a version that is not there"
             for _ in range(self.random.randint(1, 4)):
                 if len(stream.tokens) < stream.length:
-                    stream.tokens.append((stream.version, token(trajectory, len(stream.tokens), stream.version)))
+                    stream.tokens.append((stream.under, token(trajectory, len(stream.tokens), stream.under)))
             if len(stream.tokens) == stream.length:
                 del replica.running[trajectory]
                 stream.state = "generated"
@@ -151,8 +165,7 @@ class World:
     def score(self) -> None:
         for trajectory in self.of("generated")[:3]:
             stream = self.streams[trajectory]
-            oldest = min(version for version, _ in stream.tokens)
-            assert self.flow.stored(trajectory, version=oldest, tokens=stream.length, nbytes=stream.length)
+            assert self.flow.stored(trajectory, version=stream.oldest, tokens=stream.length, nbytes=stream.length)
             stream.state = "stored"
 
     def place(self) -> None:
@@ -218,7 +231,7 @@ class World:
         replica = self.replicas[switch.instance]
         assert switch.instance not in self.loading, "it is at another switch"
         for version in switch.retire:
-            assert not any(self.streams[t].version == version for t in replica.running)
+            assert not any(self.streams[t].under == version for t in replica.running)
             replica.versions.remove(version)
             assert self.flow.retired_on(switch.instance, version) == ()
         if switch.load is not None:
@@ -229,10 +242,24 @@ class World:
     def load(self) -> None:
         for name in self.any(self.loading):
             version, replica = self.loading.pop(name), self.replicas[name]
-            if version in self.flow.live_versions() and len(replica.versions) < replica.live_versions:
+            if version not in self.flow.live_versions():
+                continue
+            if self.interrupts:
+                self.interrupt(replica, version)
+            if len(replica.versions) < replica.live_versions:
                 replica.versions.add(version)
                 assert self.flow.committed(name, version) == ()
             self.flow.switch_ended(name)
+
+    def interrupt(self, replica: Replica, version: int) -> None:
+        """All that is in the middle of an answer goes on under a version that is about to be committed."""
+        if replica.live_versions == 1:
+            replica.versions.clear()
+        for trajectory in replica.running:
+            stream = self.streams[trajectory]
+            assert version > stream.under
+            stream.under = version
+            self.interrupted += bool(stream.tokens)
 
     def measure(self) -> None:
         """The share of KV memory in use, which now and then is too much."""
@@ -304,7 +331,7 @@ class World:
     def train(self) -> None:
         if self.lease is not None:
             rows = self.flow.trained(self.lease.lease)
-            self.staleness += [self.version - self.streams[row].version for row in rows]
+            self.staleness += [self.version - self.streams[row].oldest for row in rows]
             for row in rows:
                 self.streams[row].state = "trained"
             self.batches.append(rows)

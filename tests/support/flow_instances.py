@@ -8,6 +8,7 @@ from random import Random
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from headrace.contract import StalenessPolicy
 from headrace.flow import Flow, Switch
 from support.flow_model import Node, Trajectory
 
@@ -19,6 +20,7 @@ class Instances:
     """The rules about them, and what the machine knows of them."""
 
     flow: Flow
+    policy: StalenessPolicy
     version: int
     rows: dict[int, Trajectory]
     nodes: dict[str, Node]
@@ -76,8 +78,18 @@ class Instances:
             assert switch.load in self.flow.live_versions()
             assert switch.instance not in self.draining
             assert self.flow.committed(switch.instance, switch.load) == ()
+            if self.policy.interruption is not None:
+                self.interrupt(switch.instance, node, switch.load)
             node.versions.add(switch.load)
         assert len(node.versions) <= node.live_versions
+
+    def interrupt(self, name: str, node: Node, version: int) -> None:
+        """What is unfinished there goes on under the version, also where that takes the place of the only other."""
+        for trajectory, row in self.rows.items():
+            if self.flow.instance_of(trajectory) == name:
+                row.under = max(row.under, version)
+        if node.live_versions == 1:
+            node.versions.clear()
 
     @rule(random=RANDOM)
     def lose_a_version(self, random: Random) -> None:
@@ -85,5 +97,5 @@ class Instances:
         if hosted := [(name, version) for name, node in self.nodes.items() for version in sorted(node.versions)]:
             name, version = random.choice(hosted)
             displaced = self.flow.retired_on(name, version)
-            assert all(self.rows[trajectory].version == version for trajectory in displaced)
+            assert all(self.rows[trajectory].under == version for trajectory in displaced)
             self.nodes[name].versions.remove(version)

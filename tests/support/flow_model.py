@@ -9,6 +9,7 @@ import numpy as np
 
 from headrace.contract import StalenessPolicy
 from headrace.flow import Flow
+from headrace_staleness.deadlines import Deadlines
 from headrace_staleness.delayed_update import DelayedUpdate
 from headrace_staleness.multi_version import MultiVersion
 from headrace_staleness.synchronous import Synchronous
@@ -27,15 +28,18 @@ POLICIES: list[StalenessPolicy] = [
 
 def most_in_flight(policy: StalenessPolicy) -> int:
     """How many versions have unfinished groups at most. Where publication waits there is room for one fewer."""
-    gated = isinstance(policy, Synchronous) or (
-        isinstance(policy, MultiVersion) and policy.settings.waits == "publication"
-    )
+    gated = isinstance(policy, Synchronous) or (isinstance(policy, Deadlines) and policy.waits == "publication")
     return max(policy.max_staleness, 1) if gated else policy.max_staleness + 1
 
 
 @dataclass
 class Trajectory:
     version: int
+    """Of its group."""
+    under: int
+    """What it is generated under."""
+    oldest: int
+    """The version of its oldest token."""
     state: str = "waiting"
     """waiting (for its tokens) → generated → stored → trained; or dropped."""
 

@@ -36,7 +36,7 @@ from headrace.contract.loss import LossInputs, LossOutput, LossSpec
 from headrace.contract.metrics import Metric, Reduction, merge_metrics
 from headrace.contract.model import ModelFacts
 from headrace.contract.plugin import CONTRACT_VERSION, NoSettings, Plugin
-from headrace.contract.staleness import FlowView, StalenessPolicy
+from headrace.contract.staleness import FlowView, Interruption, StalenessPolicy
 from headrace.contract.storage import Placed, Region, SharedMemory, Storage, StorageStats
 from headrace.contract.training import (
     CURRENT,
@@ -83,6 +83,7 @@ __all__ = [
     "InferenceCapabilities",
     "InferenceContext",
     "InferenceEngine",
+    "Interruption",
     "KVMigration",
     "Launcher",
     "LossInputs",

@@ -85,7 +85,7 @@ class RequestState:
     reported: int
     """Tokens that an output has brought already; the next one begins there."""
     fingerprint: str
-    """Which keys and values these are; empty without any (:meth:`KVMigration.fingerprint`)."""
+    """Which keys and values these are, or are to be taken for; empty without any (:meth:`KVMigration.fingerprint`)."""
     kv: tuple[Array, ...] = ()
     """Keys and values of the P prompt tokens and the first T - 1 of the answer, in the engine's own layout, one array
     per layer where it has layers. Empty: whoever goes on computes them again."""

@@ -150,7 +150,8 @@ class KVMigration(ABC):
     async def import_request(self, state: RequestState) -> None:
         """Go on with a request: the tokens that follow are those that the exporting engine would have sampled. Its
         outputs begin after ``state.reported`` tokens, spans in response coordinates. A state without keys and values
-        is accepted too; they are computed again.
+        is accepted too; they are computed again. The request may be of another version than the tokens so far: what
+        follows is sampled from that version, on the keys and values that come with it.
 
         EngineError, and nothing is accepted, when the version is not live, when the fingerprint is not this engine's,
         or when keys, values, tokens, log-probs or spans are not of the shape or dtype that the others imply."""

@@ -34,10 +34,28 @@ class FlowView:
         return sum(self.in_flight.values()) + sum(self.ready.values())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interruption:
+    """What becomes of a trajectory in the middle of its answer when its instance takes up a newer version: it goes on
+    under that. Its tokens are then of several versions, each with the log-prob of the one that sampled it."""
+
+    keep_kv: bool = False
+    """Keys and values of the tokens so far stay as older versions computed them, which takes an engine that is
+    :class:`~headrace.contract.inference.KVMigration`. Else they are computed again, by the newer version."""
+    mask_older: bool = False
+    """Of a row only tokens of its newest version are trained."""
+
+
 class StalenessPolicy(Plugin, ABC):
     """``max_staleness`` (K) bounds trainer's version − row's version for every trained row."""
 
     max_staleness: int
+
+    @property
+    def interruption(self) -> Interruption | None:
+        """None: every trajectory is of the one version it started under (C1 of DORA, arXiv 2604.26256). Else that is
+        given up, and the policy is not ``lockstep``."""
+        return None
 
     @property
     def lockstep(self) -> bool:

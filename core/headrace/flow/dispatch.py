@@ -79,11 +79,17 @@ class Dispatch:
         return cohort
 
     def place_again(self, trajectory: int, version: int) -> Instance | None:
-        """Put an unfinished trajectory on an instance that hosts its version; unplaced when none can take it."""
-        self._fleet.remove(trajectory, version)
-        instance = self._by_id(trajectory, version) if self._lockstep else self._fleet.room_again(version)
-        self._fleet.place(trajectory, version, instance)
-        return instance
+        """Put an unfinished trajectory on an instance that hosts its version, or where the policy interrupts any newer
+        one; unplaced when none can take it."""
+        fleet = self._fleet
+        fleet.remove(trajectory)
+        for under in fleet.hosted_from(version) if fleet.interrupts else (version,):
+            instance = self._by_id(trajectory, under) if self._lockstep else fleet.room_again(under)
+            if instance is not None:
+                fleet.place(trajectory, under, instance)
+                return instance
+        fleet.place(trajectory, version, None)
+        return None
 
     def _start_where_there_is_room(self, trajectories: range, version: int) -> None:
         """All members start, and only on instances that had room for one, so that none is ever more than a group above

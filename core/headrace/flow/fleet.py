@@ -16,10 +16,14 @@ from headrace.flow.bound import Bound
 from headrace.flow.instances import Instance, Lightest
 
 T = TypeVar("T")
+_NOWHERE: tuple[None, None] = (None, None)
 
 
 class Fleet:
     """``lookahead``: an instance is given new work while its load is below ``slots * lookahead``."""
+
+    interrupts = False
+    """Whether what is unfinished goes on under newer versions (:class:`headrace.flow.interrupted.InterruptedFleet`)."""
 
     def __init__(self, *, lookahead: float) -> None:
         if lookahead <= 0:
@@ -42,7 +46,8 @@ class Fleet:
         self._lookahead = lookahead
         self._joins = 0
         self._instances: dict[str, Instance] = {}
-        self._where: dict[int, Instance] = {}
+        self._where: dict[int, tuple[int, Instance]] = {}
+        """Trajectory → the version it is generated under, and where."""
         self._load: Counter[int] = Counter()
         """Version → trajectories placed on, or bound for, any instance; who moves counts twice."""
         self._busy: dict[int, set[Instance]] = {}
@@ -124,8 +129,13 @@ class Fleet:
             for instance in self.draining
             if not instance.unfinished
             and instance not in self.dealt
-            and not any(version in pinned or version in self.unplaced for version in instance.hosted)
+            and not any(version in pinned or version in self.awaited for version in instance.hosted)
         )
+
+    @property
+    def awaited(self) -> Collection[int]:
+        """Versions that unplaced trajectories wait for."""
+        return self.unplaced.keys()
 
     def commit(self, name: str, version: int) -> tuple[int, ...]:
         """An instance serves ``version``. One that hosts a single version at a time has thereby dropped the other;
@@ -139,8 +149,9 @@ class Fleet:
                 f"instance {name!r} committed version {version} beside {sorted(instance.hosted)}; "
                 f"it said that it hosts {instance.live_versions}"
             )
-        displaced = [trajectory for old in replaced for trajectory in self.retire(name, old)]
         self._host(instance, version)
+        self._take_up(instance, version)
+        displaced = [trajectory for old in replaced for trajectory in self.retire(name, old)]
         self.touched.add(instance)
         return tuple(displaced)
 
@@ -176,6 +187,14 @@ class Fleet:
     def hosting(self, version: int) -> list[Instance]:
         """Instances that host ``version``, by name."""
         return self._sorted(version, self._hosts.get(version, ()))
+
+    def hosted_from(self, version: int) -> list[int]:
+        """Versions that are not older and that an instance hosts, the newest first."""
+        return sorted((hosted for hosted in self._hosts if hosted >= version), reverse=True)
+
+    def is_busy(self, version: int) -> bool:
+        """Whether something unfinished is placed under ``version``."""
+        return version in self._busy
 
     def is_hosted(self, version: int) -> bool:
         """Whether any instance hosts ``version``."""
@@ -255,7 +274,11 @@ class Fleet:
 
     def instance_of(self, trajectory: int) -> Instance | None:
         """Where an unfinished trajectory is placed."""
-        return self._where.get(trajectory)
+        return self._where.get(trajectory, _NOWHERE)[1]
+
+    def version_of(self, trajectory: int) -> int | None:
+        """The version that an unfinished trajectory is placed under."""
+        return self._where.get(trajectory, _NOWHERE)[0]
 
     def place(self, trajectory: int, version: int, instance: Instance | None) -> None:
         """Put a trajectory that is nowhere on an instance, or among the unplaced."""
@@ -265,16 +288,18 @@ class Fleet:
         if version not in instance.hosted:
             raise ValueError(f"instance {instance.name!r} hosts {sorted(instance.hosted)}, not version {version}")
         self._add(instance, version, trajectory)
-        self._where[trajectory] = instance
+        self._where[trajectory] = version, instance
 
-    def remove(self, trajectory: int, version: int) -> None:
+    def remove(self, trajectory: int) -> None:
         """A trajectory needs no place any more, or not yet. Nothing happens when it had none."""
         self.release(trajectory)
-        instance = self._where.pop(trajectory, None)
-        if instance is not None:
+        placed = self._where.pop(trajectory, None)
+        if placed is not None:
+            version, instance = placed
             self._discard(instance, version, trajectory)
-        elif trajectory in self.unplaced.get(version, ()):
-            _take(self.unplaced, version, trajectory)
+        elif self.unplaced:
+            for version in [v for v, waiting in self.unplaced.items() if trajectory in waiting]:
+                _take(self.unplaced, version, trajectory)
 
     # ------------------------------------------------------------ moves
 
@@ -285,15 +310,15 @@ class Fleet:
     def bind(self, trajectory: int, version: int, target: Instance) -> None:
         """A trajectory that is placed and not bound will go on on ``target``."""
         self._add(target, version, trajectory)
-        self.bound.add(trajectory, version, self._where[trajectory], target)
+        self.bound.add(trajectory, version, self._where[trajectory][1], target)
 
     def arrive(self, trajectory: int) -> bool:
         """A trajectory is where it was bound for; False when it was bound for nowhere any more."""
         if trajectory not in self.bound:
             return False
         version, target = self.bound.take(trajectory)
-        self._discard(self._where[trajectory], version, trajectory)
-        self._where[trajectory] = target
+        self._discard(self._where[trajectory][1], version, trajectory)
+        self._where[trajectory] = version, target
         return True
 
     def release(self, trajectory: int) -> None:
@@ -331,6 +356,9 @@ class Fleet:
             del self._hosts[version], self._open[version]
         self._by_name.pop(version, None)
 
+    def _take_up(self, instance: Instance, version: int) -> None:
+        """An instance has just committed a version."""
+
     def _add(self, instance: Instance, version: int, trajectory: int) -> None:
         if instance.is_idle_on(version):
             self.touched.add(instance)
@@ -364,8 +392,8 @@ class Fleet:
         for version in versions:
             for trajectory in list(instance.unfinished.get(version, ())):
                 self.release(trajectory)  # what was bound for here stays where it is
-                if self._where[trajectory] is instance:
-                    self.remove(trajectory, version)
+                if self._where[trajectory][1] is instance:
+                    self.remove(trajectory)
                     self.place(trajectory, version, None)
                     displaced.append(trajectory)
             self._unhost(instance, version)

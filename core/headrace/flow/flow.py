@@ -4,8 +4,9 @@ It knows ids, counts and versions; the caller tells it what happened and asks wh
 clock or sends anything.
 
 Ids: trajectory = row = ``group * group_size + member``. Invariants, at every moment: every trajectory is pinned to the
-version its group started under; ``dispatched = trained + buffered + in_flight + dropped``; every batch is made of
-whole groups, oldest version first, and no row in it is staler than the policy's ``max_staleness``.
+version its group started under, unless the policy interrupts: then no token is older than that;
+``dispatched = trained + buffered + in_flight + dropped``; every batch is made of whole groups, oldest version first,
+and no row in it is staler than the policy's ``max_staleness``.
 
 What the caller owes for liveness: carry out :meth:`Flow.switches`, call :meth:`Flow.place_again` for
 :meth:`Flow.unplaced`, and tell of everything that finished, failed or left. Then an unplaced trajectory is placed in
@@ -84,8 +85,11 @@ class Flow(Serving):
             lookahead=lookahead,
             kv_threshold=kv_threshold,
             lockstep=policy.lockstep,
+            interrupts=policy.interruption is not None,
             top_up=self._top_up,
         )
+        self.interruption = policy.interruption
+        self._lockstep = policy.lockstep
         self._columns = columns
         self._ledger = Ledger(
             group_size=group_size,
@@ -219,12 +223,18 @@ class Flow(Serving):
     def generated(self, trajectory: int) -> None:
         """The tokens are done: the trajectory's place is free, before it is scored. Late news change nothing."""
         if self._is_awaited(trajectory):
-            self._fleet.remove(trajectory, self._ledger.version(trajectory // self.group_size))
+            self._fleet.remove(trajectory)
+
+    def version_of(self, trajectory: int) -> int:
+        """The version that an outstanding trajectory is generated under: its group's, or where the policy interrupts
+        the newest of its instance."""
+        under = self._fleet.version_of(trajectory)
+        return self._ledger.version(trajectory // self.group_size) if under is None else under
 
     def place_again(self, trajectory: int) -> str | None:
         """Place a trajectory whose instance left, or that must be generated anew, on an instance that hosts its
-        version, perhaps the same. None: none hosts it or has room now, and it is :meth:`unplaced`; or its row is not
-        awaited any more."""
+        version, perhaps the same; where the policy interrupts, any newer one will do. None: none hosts it or has room
+        now, and it is :meth:`unplaced`; or its row is not awaited any more."""
         if trajectory // self.group_size >= self.next_group or not self._rollout:
             raise ValueError(f"trajectory {trajectory} was never placed")
         if not self._is_awaited(trajectory):
@@ -242,7 +252,7 @@ class Flow(Serving):
             if version < (pinned := self._ledger.version(group)):
                 raise StalenessError(
                     f"trajectory {trajectory} has a token of version {version}, its group started under {pinned}",
-                    fix="an engine must sample every token from the version its request names",
+                    fix="an engine must sample every token from the version its request names or goes on under",
                 )
         first = self._columns.first
         written = self._ledger.write_row(trajectory, first, nbytes=nbytes, tokens=tokens, version=version, unit=unit)
@@ -250,7 +260,7 @@ class Flow(Serving):
             self._refused[WRITTEN[written]] += 1
             return False
         self._in_flight -= 1
-        self._fleet.remove(trajectory, self._ledger.version(group))
+        self._fleet.remove(trajectory)
         self._completed(group)
         return True
 
@@ -282,7 +292,7 @@ class Flow(Serving):
         if not complete:
             self._in_flight -= self.group_size - stored
             for trajectory in rows:
-                self._fleet.remove(trajectory, version)
+                self._fleet.remove(trajectory)
             self._versions.closed(version)
         self._dropped[reason] += self.group_size
         return tuple(rows)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 from headrace.errors import StalenessError
 from headrace.flow.fleet import Fleet
+from headrace.flow.interrupted import InterruptedFleet
 from headrace.flow.rebalancing import Rebalancing
 from headrace.flow.records import Move, Switch
 from headrace.flow.switching import Switching
@@ -14,16 +15,23 @@ from headrace.flow.versions import Versions
 
 class Serving:
     """See :class:`headrace.flow.Flow`, which adds groups, rows and batches. ``top_up``: how many trajectories may start
-    now."""
+    now. ``interrupts``: of the policy."""
 
     def __init__(
-        self, *, version: int, lookahead: float, kv_threshold: float, lockstep: bool, top_up: Callable[[], int]
+        self,
+        *,
+        version: int,
+        lookahead: float,
+        kv_threshold: float,
+        lockstep: bool,
+        interrupts: bool,
+        top_up: Callable[[], int],
     ) -> None:
-        self._versions = Versions(version)
-        self._fleet = Fleet(lookahead=lookahead)
+        self._versions = Versions(version, interrupts=interrupts)
+        self._fleet = (InterruptedFleet if interrupts else Fleet)(lookahead=lookahead)
         self._switching = Switching(self._fleet, self._versions)
         self._rebalancing = Rebalancing(self._fleet, self._versions, top_up=top_up, kv_threshold=kv_threshold)
-        self._lockstep = lockstep
+        self._may_move = not (lockstep or interrupts)
 
     # ------------------------------------------------------------ instances
 
@@ -52,7 +60,8 @@ class Serving:
     def committed(self, instance: str, version: int) -> tuple[int, ...]:
         """An instance now serves ``version``; one with a single live version has dropped the other by that. Returns
         the trajectories that this left without their version, now :meth:`unplaced` (none, unless the instance switched
-        after the flow stopped asking for it)."""
+        after the flow stopped asking for it). Where the policy interrupts, all that is unfinished there under older
+        versions goes on under this one."""
         self._check_published(version, f"instance {instance!r}")
         return self._fleet.commit(instance, version)
 
@@ -84,9 +93,9 @@ class Serving:
         """Which unfinished trajectories should go on elsewhere, by id; :mod:`headrace.flow.rebalancing` says why. A
         query: it repeats an answer until :meth:`moved` or :meth:`stays` has been told, or the move came to nothing, as
         the very same tuple while nothing changes. Cheap when nothing is due. ``held``: tokens in a trajectory's context
-        now, which a move may have to compute again; by default all are taken to be equally long. Lockstep: nothing
-        moves."""
-        return () if self._lockstep else self._rebalancing.moves(held)
+        now, which a move may have to compute again; by default all are taken to be equally long. Lockstep, or
+        where the policy interrupts: nothing moves."""
+        return self._rebalancing.moves(held) if self._may_move else ()
 
     def moved(self, trajectory: int) -> bool:
         """A trajectory is on the target of its move. False: it has none any more (it finished, or an instance was lost
@@ -125,11 +134,14 @@ class Serving:
         return self._versions.live
 
     def retirable(self) -> tuple[int, ...]:
-        """Live versions older than the newest with nothing in flight and no pin, ascending."""
-        return self._versions.retirable()
+        """Live versions older than the newest with nothing in flight and no pin, ascending. Where the policy
+        interrupts, nothing in flight is of a version that no instance generates under any more."""
+        return tuple(version for version in self._versions.retirable() if not self._fleet.is_busy(version))
 
     def retired(self, version: int) -> None:
         """``version`` is gone from the weight store. ValueError unless it is :meth:`retirable`."""
+        if self._fleet.is_busy(version):
+            raise ValueError(f"version {version} is not retirable; retirable: {self.retirable()}")
         self._versions.retire(version)
 
     def pin(self, version: int) -> None:

@@ -3,14 +3,16 @@ to bring a version back stays chosen.
 
 Rules, per instance, in name order:
 
-1. A version that nobody needs any more (not the newest, nothing in flight, no pin) is retired.
+1. A version that nobody needs any more (not the newest, nothing in flight, no pin) is retired; where the policy
+   interrupts, one that the instance does not generate under any more.
 2. A version that an unplaced trajectory or a pin needs and that no instance hosts is *missing*. Missing versions are
    brought back, oldest first, each by one instance: one with room for another version, else one with a version to
    spare, else one that is idle on the newest, else the least loaded; the last two get no new groups until then. They
    are chosen anew when that would spare somebody the draining, when the chosen one cannot do it any more, or when the
    versions that are needed, the instances or the missing versions change.
 3. Every other instance loads the newest version as soon as it has room for it.
-   One that drains loads nothing, neither by this rule nor by rule 2.
+   One that drains loads nothing, neither by this rule nor by rule 2. Where the policy interrupts, an instance that
+   hosts one version at a time always has room: what is in the middle of an answer goes on under the newest.
 4. An instance without room makes room by retiring one *spare* version: the oldest on which it has nothing unfinished,
    that is not pinned and that no unplaced trajectory waits for. The newest is spare only for rule 2.
 
@@ -94,7 +96,7 @@ class Switching:
         fleet, awaited = self._fleet, frozenset[int]()
         missing: tuple[int, ...] = ()
         if fleet.unplaced or self._versions.pinned:  # which is rare, and this is asked after every event
-            awaited = frozenset(fleet.unplaced)
+            awaited = frozenset(fleet.awaited)
             needed = sorted(awaited.union(self._versions.pinned) - {self._versions.newest})
             missing = tuple(version for version in needed if not fleet.is_hosted(version))
         return _Basis(self._versions.revision, fleet.members, awaited, missing)
@@ -116,7 +118,8 @@ class Switching:
         if load is None and self._versions.newest not in instance.hosted and instance not in self._fleet.draining:
             load = self._versions.newest
         retire = self._dead(instance)
-        if load is not None and len(instance.hosted) - len(retire) >= instance.live_versions:
+        full = len(instance.hosted) - len(retire) >= instance.live_versions
+        if load is not None and full and not (claim is None and self._is_interrupted(instance)):
             spare = self._spare(instance, newest=claim is not None)
             if spare is None:
                 load = None
@@ -127,7 +130,19 @@ class Switching:
         return Switch(instance=instance.name, load=load, retire=tuple(retire))
 
     def _dead(self, instance: Instance) -> list[int]:
-        return sorted(version for version in instance.hosted if not self._versions.is_needed(version))
+        return sorted(
+            version
+            for version in instance.hosted
+            if not self._versions.is_needed(version) and instance.is_idle_on(version)
+        )
+
+    def _is_interrupted(self, instance: Instance) -> bool:
+        """Whether its one version gives way to the newest, whatever is unfinished."""
+        return (
+            self._fleet.interrupts
+            and instance.live_versions == 1
+            and not any(version in self._versions.pinned for version in instance.hosted)
+        )
 
     def _spare(self, instance: Instance, *, newest: bool) -> int | None:
         """The version to give up for another one; ``newest``: even that one."""
@@ -138,7 +153,7 @@ class Switching:
                 if self._versions.is_needed(version)
                 and instance.is_idle_on(version)
                 and version not in self._versions.pinned
-                and version not in self._fleet.unplaced
+                and version not in self._fleet.awaited
                 and (newest or version != self._versions.newest)
             ),
             default=None,

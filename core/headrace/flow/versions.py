@@ -1,6 +1,7 @@
 """Policy versions: which are live, what is in flight under each, and which may be retired.
 
 Invariant: versions only rise, by one; a version with a group in flight or a pin is never retired, nor is the newest.
+Where a policy *interrupts*, groups in flight keep no version: they go on under newer ones.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from headrace.errors import StalenessError
 class Versions:
     """``revision`` changes whenever the set of versions that somebody still needs may have changed."""
 
-    def __init__(self, newest: int) -> None:
+    def __init__(self, newest: int, *, interrupts: bool = False) -> None:
         if newest < 0:
             raise ValueError(f"a policy version is at least 0, got {newest}")
         self.newest = newest
+        self._interrupts = interrupts
         self.revision = 0
         self._live = {newest}
         self._in_flight: dict[int, int] = {}
@@ -39,7 +41,8 @@ class Versions:
 
     def is_needed(self, version: int) -> bool:
         """Whether a version may not be retired."""
-        return version == self.newest or version in self._in_flight or version in self._pins
+        in_flight = not self._interrupts and version in self._in_flight
+        return in_flight or version == self.newest or version in self._pins
 
     def opened(self, version: int) -> None:
         """A group of ``version``, the newest or one that is in flight, starts."""

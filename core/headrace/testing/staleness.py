@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headrace.contract import FlowView, StalenessPolicy
+from headrace.contract import FlowView, Interruption, StalenessPolicy
 from headrace.errors import StalenessError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeStalenessSettings:
-    """``max_staleness`` 0 or 1: with more, publication would have to know ages."""
+    """``max_staleness`` 0 or 1: with more, publication would have to know ages. ``interrupts``: trajectories go on
+    under newer versions."""
 
     max_staleness: int = 1
+    interrupts: bool = False
 
 
 class FakeStaleness(StalenessPolicy):
@@ -25,6 +27,11 @@ class FakeStaleness(StalenessPolicy):
     def __init__(self, settings: FakeStalenessSettings) -> None:
         super().__init__(settings)
         self.max_staleness = settings.max_staleness
+        self._interrupts = settings.interrupts
+
+    @property
+    def interruption(self) -> Interruption | None:
+        return Interruption() if self._interrupts else None
 
     def check(self, *, batch_groups: int) -> None:
         if self.max_staleness not in (0, 1):

@@ -64,6 +64,26 @@ class TestNeedsKeysAndValues(Broken):
             await super().import_request(state)
 
 
+class TestSaysThatAllIsNew(Broken):
+    breaks = "test_a_request_goes_on_under_another_version"
+
+    class Kind(FakeInferenceEngine):
+        async def import_request(self, state: RequestState) -> None:
+            await super().import_request(state)
+            running = self._open[state.request.request_id]
+            running.earlier = tuple(replace(span, version=state.request.version) for span in running.earlier)
+
+
+class TestRefusesKeysOfOthers(Broken):
+    breaks = "test_keys_and_values_stay_under_another_version"
+
+    class Kind(FakeInferenceEngine):
+        async def import_request(self, state: RequestState) -> None:
+            if state.kv and any(span.version != state.request.version for span in state.spans):
+                raise EngineError("keys and values of another version")
+            await super().import_request(state)
+
+
 class TestWidensLogProbs(Broken):
     breaks = "test_a_state_holds_the_answer_so_far"
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from headrace.contract import FlowView, StalenessPolicy
+from headrace.contract import FlowView, Interruption, StalenessPolicy
 from headrace.errors import StalenessError
 from headrace.testing import FakeStaleness
 from headrace.testing.suites import StalenessContract
@@ -65,6 +65,14 @@ class TestChangesItsMind(Broken):
             self.calls += 1
             groups = super().admit(view)
             return groups + self.calls % 2 if groups else 0
+
+
+class TestSaysItIsReproducible(Broken):
+    breaks = "test_a_policy_that_interrupts_is_not_lockstep"
+
+    class Kind(FakeStaleness):
+        lockstep = True
+        interruption = Interruption()
 
 
 class TestIsNotReproducible(Broken):

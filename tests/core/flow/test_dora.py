@@ -6,7 +6,6 @@ C1: every token of a trajectory is of one version. C2: none is lost. C3: stalene
 from __future__ import annotations
 
 from collections import Counter
-from random import Random
 
 from hypothesis import HealthCheck
 from hypothesis import strategies as st
@@ -17,6 +16,7 @@ from headrace_staleness.multi_version import MultiVersion
 from support.dora_world import LOOKAHEAD, World, token
 from support.flow_model import most_in_flight
 from support.profiles import EVENTS, machine
+from support.tails import heavy_tailed
 
 POLICIES = [
     MultiVersion(MultiVersion.Settings(max_staleness=bound, outstanding_batches=outstanding, **more))
@@ -35,11 +35,6 @@ POLICIES = [
     ]
 ]
 REPLICA = st.tuples(st.integers(1, 4), st.sampled_from([1, 1, 1, 2, 3]), st.booleans())
-
-
-def heavy_tailed(random: Random) -> int:
-    """One in six is twenty times as long as the shortest."""
-    return 40 if random.random() < 1 / 6 else random.randint(2, 8)
 
 
 class DoraMachine(RuleBasedStateMachine):

@@ -8,6 +8,7 @@ from wherever that ends, a driver that merely completes everything must always g
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from random import Random
 from typing import Any
 
@@ -80,6 +81,9 @@ class FlowMachine(Instances, RuleBasedStateMachine):
     def version_of(self, group: int) -> int:
         return self.rows[group * self.group].version
 
+    def oldest_of(self, group: int) -> int:
+        return min(self.rows[trajectory].oldest for trajectory in self.members(group))
+
     # ------------------------------------------------------------ trajectories
 
     @rule()
@@ -93,7 +97,7 @@ class FlowMachine(Instances, RuleBasedStateMachine):
             assert trajectory not in self.rows
             assert instance or self.policy.lockstep
             assert instance not in self.draining or self.policy.lockstep
-            self.rows[trajectory] = Trajectory(version=self.version)
+            self.rows[trajectory] = Trajectory(version=self.version, under=self.version, oldest=self.version)
 
     @rule(random=RANDOM)
     def generate(self, random: Random) -> None:
@@ -108,14 +112,14 @@ class FlowMachine(Instances, RuleBasedStateMachine):
 
     def finish(self, trajectory: int) -> None:
         row = self.rows[trajectory]
-        assert self.flow.stored(trajectory, version=row.version, tokens=trajectory, nbytes=10)
+        assert self.flow.stored(trajectory, version=row.oldest, tokens=trajectory, nbytes=10)
         row.state = "stored"
 
     @rule(random=RANDOM)
     def store_again_or_late(self, random: Random) -> None:
         if (trajectory := self.pick(random, "stored", "trained", "dropped")) is not None:
             row = self.rows[trajectory]
-            assert not self.flow.stored(trajectory, version=row.version, tokens=1, nbytes=10)
+            assert not self.flow.stored(trajectory, version=row.oldest, tokens=1, nbytes=10)
             known = trajectory // self.group >= self.first
             self.refused["duplicate" if row.state == "stored" else "late" if known else "unknown"] += 1
             assert self.flow.place_again(trajectory) is None
@@ -133,8 +137,12 @@ class FlowMachine(Instances, RuleBasedStateMachine):
 
     def place(self, trajectory: int) -> None:
         instance = self.flow.place_again(trajectory)
-        self.rows[trajectory].state = "waiting"
+        row = self.rows[trajectory]
+        row.state = "waiting"
         assert self.flow.instance_of(trajectory) == (instance or "")
+        row.under = row.oldest = self.flow.version_of(trajectory)
+        assert row.under == row.version or self.policy.interruption is not None
+        assert row.under >= row.version
 
     @rule(random=RANDOM)
     def drop(self, random: Random) -> None:
@@ -161,9 +169,9 @@ class FlowMachine(Instances, RuleBasedStateMachine):
         assert len(lease.groups) == self.batch
         assert lease.rows == lease.tokens == tuple(t for group in lease.groups for t in self.members(group))
         assert all(self.rows[t].state == "stored" for t in lease.rows)
-        taken = {(self.version_of(group), group) for group in lease.groups}
+        taken = {(self.oldest_of(group), group) for group in lease.groups}
         assert all(0 <= self.version - version <= self.policy.max_staleness for version, _ in taken)
-        left = {(self.version_of(group), group) for group in self.groups(complete=True)} - taken
+        left = {(self.oldest_of(group), group) for group in self.groups(complete=True)} - taken
         assert not left or max(taken)[0] <= min(left)[0], "oldest version first"
         self.lease = lease
 
@@ -230,7 +238,10 @@ class FlowMachine(Instances, RuleBasedStateMachine):
     def retire(self) -> None:
         for version in self.flow.retirable():
             self.flow.retired(version)
-        assert set(self.flow.live_versions()) == {self.version, *self.flow.view().in_flight, *+self.pins}
+        in_use: Iterable[int] = self.flow.view().in_flight
+        if self.policy.interruption is not None:
+            in_use = (row.under for trajectory, row in self.rows.items() if self.flow.instance_of(trajectory))
+        assert set(self.flow.live_versions()) == {self.version, *in_use, *+self.pins}
 
     @rule(random=RANDOM)
     def pin(self, random: Random) -> None:
@@ -296,7 +307,7 @@ class FlowMachine(Instances, RuleBasedStateMachine):
         assert view.version == self.version
         assert view.batch_taken == (self.batch_trained or self.lease is not None)
         assert view.in_flight == Counter(map(self.version_of, self.groups(complete=False)))
-        assert view.ready == Counter(map(self.version_of, self.groups(complete=True)))
+        assert view.ready == Counter(map(self.oldest_of, self.groups(complete=True)))
         assert len(view.in_flight) <= most_in_flight(self.policy)
         could_publish = self.flow.may_publish()
         assert could_publish or not self.could_publish, "what may be published stays so"
@@ -308,7 +319,9 @@ class FlowMachine(Instances, RuleBasedStateMachine):
         for trajectory, row in self.rows.items():
             if instance := self.flow.instance_of(trajectory):
                 assert row.state == "waiting"
-                assert row.version in self.nodes[instance].versions
+                assert row.under == self.flow.version_of(trajectory)
+                assert row.under in self.nodes[instance].versions
+                assert self.policy.interruption is None or row.under == max(self.nodes[instance].versions)
                 load[instance] += 1
         waiting = {t for t, row in self.rows.items() if row.state == "waiting"}
         assert set(self.flow.unplaced()) == {t for t in waiting if not self.flow.instance_of(t)}
@@ -318,7 +331,7 @@ class FlowMachine(Instances, RuleBasedStateMachine):
 
     @invariant()
     def no_switch_takes_a_version_from_somebody(self) -> None:
-        busy = {(self.flow.instance_of(t), row.version) for t, row in self.rows.items()}
+        busy = {(self.flow.instance_of(t), row.under) for t, row in self.rows.items()}
         for switch in self.flow.switches():
             assert not any(self.pins[version] or (switch.instance, version) in busy for version in switch.retire)
 

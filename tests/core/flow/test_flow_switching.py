@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.flow.fleet import Fleet
+from headrace.flow.interrupted import InterruptedFleet
 from headrace.flow.switching import Switching
 from headrace.flow.versions import Versions
 
@@ -16,9 +17,10 @@ from headrace.flow.versions import Versions
 class World:
     """Random things happen to a fleet and its versions."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, interrupts: bool) -> None:
         self.random = Random(seed)
-        self.fleet, self.versions = Fleet(lookahead=1.25), Versions(0)
+        self.fleet = (InterruptedFleet if interrupts else Fleet)(lookahead=1.25)
+        self.versions = Versions(0, interrupts=interrupts)
         self.switching = Switching(self.fleet, self.versions)
         self.open: dict[int, int] = {}
         """Trajectory → version; every trajectory is a group of its own."""
@@ -41,11 +43,10 @@ class World:
             case 4 if self.open:
                 self.place(random.choice(list(self.open)))
             case 5 if self.open:
-                trajectory = random.choice(list(self.open))
-                fleet.remove(trajectory, self.open[trajectory])
+                fleet.remove(random.choice(list(self.open)))
             case 6 if self.open:
                 trajectory = random.choice(list(self.open))
-                fleet.remove(trajectory, self.open[trajectory])
+                fleet.remove(trajectory)
                 self.versions.closed(self.open.pop(trajectory))
             case 7 if random.random() < 0.3:
                 self.versions.publish(self.versions.newest + 1)
@@ -65,8 +66,8 @@ class World:
                 fleet.switch(instance.name, not instance.switching)
 
     def place(self, trajectory: int) -> None:
-        version = self.open[trajectory]
-        self.fleet.remove(trajectory, version)
+        version = self.versions.newest if self.fleet.interrupts else self.open[trajectory]
+        self.fleet.remove(trajectory)
         self.switching.settle()
         self.fleet.place(trajectory, version, self.fleet.room(version))
 
@@ -82,9 +83,9 @@ class World:
 
 
 @settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 2**32))
-def test_deciding_again_only_what_changed_is_deciding_everything(seed: int) -> None:
-    world = World(seed)
+@given(seed=st.integers(0, 2**32), interrupts=st.booleans())
+def test_deciding_again_only_what_changed_is_deciding_everything(seed: int, interrupts: bool) -> None:
+    world = World(seed, interrupts=interrupts)
     for _ in range(150):
         world.step()
         world.carry_one_out()

@@ -17,6 +17,7 @@ from headrace.errors import StalenessError
 from headrace.flow.batching import oldest_first
 from headrace_staleness.delayed_update import DelayedUpdate
 from headrace_staleness.multi_version import MultiVersion
+from headrace_staleness.partial_rollout import PartialRollout
 from headrace_staleness.synchronous import Synchronous
 from headrace_staleness.windowed import Windowed
 from support.flow_model import most_in_flight
@@ -138,6 +139,9 @@ def windowed(max_staleness: int) -> Windowed:
         (multi_version(4, waits="batch"), 1),
         (multi_version(3, waits="batch", legacy_filling=True), 2),
         (multi_version(4, 3, waits="batch", legacy_filling=True), 1),
+        (PartialRollout(PartialRollout.Settings(max_staleness=0)), 3),
+        (PartialRollout(PartialRollout.Settings(max_staleness=2)), 2),
+        (PartialRollout(PartialRollout.Settings(max_staleness=3, outstanding_batches=3)), 1),
         (windowed(0), 3),
         (windowed(1), 3),
         (windowed(2), 2),

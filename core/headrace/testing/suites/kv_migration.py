@@ -30,10 +30,10 @@ class _Side:
     served: Served
     engine: KVMigration
 
-    async def take(self, *, version: int = 0, stream: bool = False) -> RequestState:
+    async def take(self, *, version: int = 0, stream: bool = False, greedy: bool = False) -> RequestState:
         """A request in the middle of its answer, taken out of this engine."""
         for number in range(TRIES):
-            asked = self.long(f"moves-{number}", version=version, stream=stream)
+            asked = self.long(f"moves-{number}", version=version, stream=stream, greedy=greedy)
             beside = replace(asked, request_id=f"beside-{number}", stream=True)
             await self.served.engine.submit([asked, beside])
             await self.served.next_outputs("the first token of a request")
@@ -103,6 +103,36 @@ class KVMigrationContract(EngineRules):
             moved = await target.resume(replace(await source.take(), kv=(), fingerprint=""))
         gap = differ(unmoved, moved, atol=self.atol)
         check(not gap, f"unmoved, and moved without keys and values, a request gave {gap}")
+
+    @rule("Under another version, what follows is that version's, as if it had been asked to continue; spans say so.")
+    async def test_a_request_goes_on_under_another_version(self, plugin: InferenceEngine, model_path: str) -> None:
+        async with self._two(plugin, model_path) as (source, target):
+            await target.served.push(self.other(model_path), 5)
+            state = await source.take(greedy=True)
+            known = len(state.token_ids)
+            asked = replace(state.request, version=5)
+            prompt = np.concatenate([asked.prompt, state.token_ids])
+            sampling = replace(asked.sampling, max_new_tokens=asked.sampling.max_new_tokens - known)
+            again = replace(asked, request_id="again", prompt=prompt, sampling=sampling)
+            (expected,) = await target.served.generate(again)
+            mixed = await target.resume(replace(state, request=asked, kv=(), fingerprint=""))
+        following = Answer(mixed.tokens[known:], mixed.logprobs[known:])
+        gap = differ(expected, following, atol=self.atol)
+        check(not gap, f"asked to continue an answer of version 0, and going on with it, version 5 gave {gap}")
+        own = {(span.version, t) for span in mixed.spans for t in range(span.start, span.stop)}
+        right = {(0, t) for t in range(state.reported, known)} | {(5, t) for t in range(known, len(mixed.tokens))}
+        check(own == right, f"{known} tokens are of version 0 and the others of 5, and spans are {mixed.spans}")
+
+    @rule("Under another version, keys and values that are to be taken for that version's are used as they are.")
+    async def test_keys_and_values_stay_under_another_version(self, plugin: InferenceEngine, model_path: str) -> None:
+        async with self._two(plugin, model_path) as (source, target):
+            await target.served.push(self.other(model_path), 5)
+            state = await source.take()
+            before = (await target.served.engine.health()).prefilled_tokens
+            asked = replace(state.request, version=5)
+            await target.resume(replace(state, request=asked, fingerprint=target.engine.fingerprint(5)))
+            after = (await target.served.engine.health()).prefilled_tokens
+        check(after == before, f"{after - before} tokens were prefilled again")
 
     @rule("A state holds the answer so far: int32 tokens, float32 log-probs, spans that cover them.")
     async def test_a_state_holds_the_answer_so_far(self, plugin: InferenceEngine, model_path: str) -> None:

@@ -91,7 +91,6 @@ class Simulation:
         self._switch()
         while (ticket := self._flow.next_ticket()) is not None:
             for trajectory, instance in zip(ticket.trajectories, ticket.instances, strict=True):
-                self._versions[trajectory] = ticket.version
                 self._queues[instance].append(trajectory)
         for instance, queue in self._queues.items():
             while queue and self._running[instance] < self._slots:
@@ -116,6 +115,8 @@ class Simulation:
 
     def _begin(self, instance: str, trajectory: int) -> None:
         self._running[instance] += 1
+        if self._flow.knows(trajectory // GROUP_SIZE):
+            self._versions[trajectory] = self._flow.version_of(trajectory)
         self._after(self._lengths(self._random), lambda: self._finish(instance, trajectory))
 
     def _finish(self, instance: str, trajectory: int) -> None:

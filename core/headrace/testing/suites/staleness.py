@@ -71,6 +71,12 @@ class StalenessContract(PluginContract):
             pytest.skip(f"max_staleness is {plugin.max_staleness}")
         check(plugin.lockstep, "max_staleness is 0 and lockstep is False")
 
+    @rule("Where trajectories are interrupted, at whatever moment weights arrive, no run is reproducible to the bit.")
+    def test_a_policy_that_interrupts_is_not_lockstep(self, plugin: StalenessPolicy) -> None:
+        if plugin.interruption is None:
+            pytest.skip("nothing is interrupted")
+        check(not plugin.lockstep, "it interrupts trajectories, and lockstep is True")
+
 
 def _simulations(plugin: StalenessPolicy) -> Iterator[tuple[str, Simulation]]:
     """Every kind of flow, with words for it."""
@@ -99,6 +105,6 @@ def _views(max_staleness: int) -> Iterator[FlowView]:
         )
 
 
-def _ask(plugin: StalenessPolicy, view: FlowView) -> tuple[int, bool, bool]:
+def _ask(plugin: StalenessPolicy, view: FlowView) -> tuple[object, ...]:
     chosen = {view.version: view.batch_groups}
-    return plugin.admit(view), plugin.may_take(view, chosen), plugin.may_publish(view)
+    return plugin.admit(view), plugin.may_take(view, chosen), plugin.may_publish(view), plugin.interruption
