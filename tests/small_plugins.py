@@ -156,6 +156,10 @@ class Bounded(StalenessPolicy):
     class Settings:
         max_staleness: int
 
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        self.max_staleness = settings.max_staleness
+
     def check(self, *, batch_groups: int) -> None:
         if self.settings.max_staleness > batch_groups:
             raise StalenessError(f"max_staleness {self.settings.max_staleness} > batch_groups {batch_groups}")

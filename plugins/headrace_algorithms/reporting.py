@@ -1,8 +1,8 @@
 """What a batch says about rewards, groups and responses. A metric with nothing to measure is left out.
 
 Names say what the mean is over: ``reward/mean`` is over trajectories, ``reward/prompt_mean`` over groups.
-Response lengths count the tokens the policy sampled (``loss_mask``), never what an environment inserted, and
-include rows that are not trained: they describe the rollout.
+Response lengths count the tokens the policy sampled, never what an environment inserted, and include rows that are not
+trained: they describe the rollout.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from headrace.contract import Array, Batch, Metric
-from headrace.contract.columns import LOSS_MASK, TRUNCATED
+from headrace.contract.columns import TRUNCATED
 from headrace_algorithms.advantages import EQUAL_TOLERANCE, GroupStatistics
-from headrace_algorithms.rows import count_true
+from headrace_algorithms.rows import sampled_tokens
 
 
 def mean_of(values: Array) -> Metric:
@@ -60,7 +60,7 @@ def response_metrics(batch: Batch) -> dict[str, Metric]:
     """Lengths of all rows, empty responses, and truncation where the batch says which rows were truncated."""
     if not len(batch):
         return {}
-    lengths = count_true(batch.ragged(LOSS_MASK))
+    lengths = sampled_tokens(batch)
     metrics = {"response/length": mean_of(lengths), "response/empty_share": mean_of(lengths == 0)}
     if TRUNCATED in batch.columns:
         metrics["response/truncated_share"] = mean_of(batch.dense(TRUNCATED))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace.contract import Array, Batch, Ragged
-from headrace.contract.columns import GROUP, LOSS_MASK
+from headrace.contract.columns import GROUP, LOSS_MASK, TOKEN_VERSIONS
 from headrace.errors import ContractError
 
 TRAJECTORY = "trajectory"
@@ -71,6 +71,15 @@ def count_true(mask: Ragged) -> Array:
     """int64 [n]: True values per row."""
     running = np.concatenate(([0], np.cumsum(mask.values, dtype=np.int64)))
     return running[mask.offsets[1:]] - running[mask.offsets[:-1]]
+
+
+def sampled_tokens(batch: Batch) -> Array:
+    """int64 [n]: tokens of each row that the policy sampled, also those that ``loss_mask`` leaves out because another
+    version sampled them."""
+    if TOKEN_VERSIONS not in batch.columns:
+        return count_true(batch.ragged(LOSS_MASK))
+    versions = batch.ragged(TOKEN_VERSIONS)
+    return count_true(versions.like(versions.values >= 0))
 
 
 def per_token(mask: Ragged, values: Array) -> Ragged:

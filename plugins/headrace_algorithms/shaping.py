@@ -11,8 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from headrace.contract import Array, Batch
-from headrace.contract.columns import LOSS_MASK
-from headrace_algorithms.rows import count_true, trajectories_of
+from headrace_algorithms.rows import sampled_tokens, trajectories_of
 
 
 def overlong_penalty(generated: Array, *, length: int, buffer: int) -> Array:
@@ -25,4 +24,4 @@ def overlong_penalty(generated: Array, *, length: int, buffer: int) -> Array:
 def generated_tokens(batch: Batch) -> Array:
     """int64 [n]: the tokens that the policy generated in each row's whole trajectory."""
     index, count = trajectories_of(batch)
-    return np.bincount(index, weights=count_true(batch.ragged(LOSS_MASK)), minlength=count)[index].astype(np.int64)
+    return np.bincount(index, weights=sampled_tokens(batch), minlength=count)[index].astype(np.int64)

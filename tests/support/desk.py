@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Coroutine, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from headrace.dataplane import LedgerService, Note
 from headrace.dataplane.messages import Join, Notes
 from headrace.errors import WireError
 from headrace.flow import Flow
+from headrace.flow.stages import stages_of
 from headrace.run.columns import flow_columns, phase_partition
 from headrace.services.controller import Controller
 from headrace.services.fleet import Fleet
@@ -32,7 +34,7 @@ from headrace.wire.failures import from_failure
 from headrace_staleness.multi_version import MultiVersion
 
 PARTITION = "rl"
-COLUMNS = flow_columns(AlgorithmNeeds(), apart=False, lockstep=False)
+COLUMNS = flow_columns(stages_of(AlgorithmNeeds()), apart=False, lockstep=False)
 TURNS = 20
 """Of the event loop, after which nothing is left to do but what waits for a peer."""
 
@@ -107,6 +109,7 @@ def plan(**changed: Any) -> GroupPlan:
         "task_index": lambda group: group,
         "next_task": lambda task: task + 1,
         "seed": lambda trajectory: trajectory,
+        "mask_older": False,
         "max_failed_share": 1.0,
     }
     return GroupPlan(**(told | changed))
@@ -219,21 +222,25 @@ class Desk:
         return refused
 
 
-def finished(item: WorkItem, trajectory: int) -> TrajectoryFinished:
+def finished(item: WorkItem, trajectory: int, versions: Sequence[int] = ()) -> TrajectoryFinished:
+    """``versions``: of each token; all three are of the item's, unless said otherwise."""
+    tokens = list(versions) or [item.version] * 3
+    begins = [t for t in range(len(tokens)) if not t or tokens[t] != tokens[t - 1]]
     return TrajectoryFinished(
         group=item.group,
         trajectory=trajectory,
-        spans=[(item.version, 0, 3)],
+        spans=[(tokens[start], start, stop) for start, stop in pairwise([*begins, len(tokens)])],
         prompt_tokens=2,
-        response_tokens=3,
+        response_tokens=len(tokens),
         finish_reason="stop",
         started=0.0,
         finished=1.0,
     )
 
 
-def stored(item: WorkItem, *, rewards: float = 1.0) -> Note:
-    """The first columns of a group, as a storage unit tells of them."""
+def stored(item: WorkItem, *, rewards: float = 1.0, oldest: Sequence[int] = ()) -> Note:
+    """The first columns of a group, as a storage unit tells of them. ``oldest``: the version of each row's oldest
+    token."""
     size = len(item.members)
     return Note(
         item.partition,
@@ -243,7 +250,10 @@ def stored(item: WorkItem, *, rewards: float = 1.0) -> Note:
         np.full(size, 10, dtype=np.int64),
         np.full(size, 5, dtype=np.int64),
         0,
-        {VERSION: np.full(size, item.version, dtype=np.int64), REWARD: np.full(size, rewards, dtype=np.float32)},
+        {
+            VERSION: np.array(oldest or [item.version] * size, dtype=np.int64),
+            REWARD: np.full(size, rewards, dtype=np.float32),
+        },
     )
 
 

@@ -12,6 +12,7 @@ from headrace.flow import Flow
 from headrace_staleness.deadlines import Deadlines
 from headrace_staleness.delayed_update import DelayedUpdate
 from headrace_staleness.multi_version import MultiVersion
+from headrace_staleness.partial_rollout import PartialRollout
 from headrace_staleness.synchronous import Synchronous
 from headrace_staleness.windowed import Windowed
 
@@ -23,6 +24,10 @@ POLICIES: list[StalenessPolicy] = [
     Synchronous(Synchronous.Settings()),
     *(Windowed(Windowed.Settings(max_staleness=bound)) for bound in (2, 1, 3, 0)),
     DelayedUpdate(DelayedUpdate.Settings()),
+    *(
+        PartialRollout(PartialRollout.Settings(max_staleness=bound, outstanding_batches=outstanding))
+        for bound, outstanding in [(2, None), (1, None), (3, 3), (0, None)]
+    ),
 ]
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import EngineError, HeadraceError, WireError
-from headrace.services.messages import Placement, VersionCall, WorkItem
-from headrace.services.request_messages import MoveCall, Moved
-from support.desk import Peer, loaded
+from headrace.services.messages import Placement, TrajectoryFinished, VersionCall, WorkItem
+from headrace.services.request_messages import MoveCall, Moved, SwitchCall, Switched
+from support.desk import Peer, finished, loaded
 
 
 @dataclass(eq=False)
@@ -20,6 +20,17 @@ class Play:
     item: WorkItem
     places: dict[int, tuple[str, int] | asyncio.Task[Placement]]
     done: set[int] = field(default_factory=set)
+    sampled: dict[int, list[int]] = field(default_factory=dict)
+    """Trajectory → the version of each token of its present try, where tries are interrupted."""
+
+    def oldest(self, trajectory: int) -> int:
+        """The version of its oldest token."""
+        return min(self.sampled.get(trajectory, [self.item.version]))
+
+    def finished(self, trajectory: int) -> TrajectoryFinished:
+        """What its worker says of an answer."""
+        tokens = self.sampled.get(trajectory)
+        return finished(self.item, trajectory, *([tokens] if tokens else []))
 
 
 @dataclass(eq=False)
@@ -43,6 +54,10 @@ class InstancePeer(Peer):
         self.sent_on: dict[tuple[int, int], str] = {}
         """Trajectories with their tries → where they went."""
         self._live_versions = live_versions
+        self.under = -1
+        """What it samples under at least."""
+        self.switchings: list[tuple[SwitchCall, asyncio.Future[Switched], list[tuple[int, int, int]] | None]] = []
+        """Calls to switch, and once it has switched who was interrupted."""
 
     async def call(self, method: str, request: Any = None, **told: Any) -> Any:
         if method == "retire_version" and not self.closed:
@@ -51,6 +66,10 @@ class InstancePeer(Peer):
             return None
         if method == "instance_lost" and not self.closed:
             return None
+        if method == "switch_version" and not self.closed:
+            answer: asyncio.Future[Switched] = asyncio.get_running_loop().create_future()
+            self.switchings.append((request, answer, None))
+            return await answer
         if method == "move" and not self.closed:
             self.sendings.append(Sending(request, asyncio.get_running_loop().create_future()))
             return await self.sendings[-1].answer
@@ -81,10 +100,31 @@ class InstancePeer(Peer):
         elif sending.outcome is not None:
             sending.answer.set_exception(sending.outcome)
 
+    def go_on(self, place: int, peers: Mapping[str, Any]) -> None:
+        """Everything that is being answered here goes on under a version that came; or the controller hears of it."""
+        call, answer, interrupted = self.switchings.pop(place)
+        if interrupted is not None:
+            answer.set_result(Switched(interrupted=interrupted, prefilled_tokens=len(interrupted)))
+            return
+        self.under = call.version
+        plays = [play for peer in peers.values() if isinstance(peer, Worker) and peer.alive for play in peer.plays]
+        here = [(play, t, at[1]) for play in plays for t, at in play.places.items() if self._has(play, t)]
+        interrupted = [(t, attempt, len(play.sampled[t])) for play, t, attempt in here]
+        self.switchings.append((call, answer, interrupted))
+
+    def _has(self, play: Play, trajectory: int) -> bool:
+        place = play.places[trajectory]
+        here = isinstance(place, tuple) and place[0] == self.address
+        return here and bool(play.sampled.get(trajectory)) and trajectory not in play.done
+
     async def close(self) -> None:
+        gone = WireError(f"the client of {self.address} was closed during the call")
         for sending in self.sendings:
-            sending.answer.set_exception(WireError(f"the client of {self.address} was closed during the call"))
+            sending.answer.set_exception(gone)
+        for _, switching, _ in self.switchings:
+            switching.set_exception(gone)
         self.sendings.clear()
+        self.switchings.clear()
         await super().close()
 
     def load(self, *, live: set[int]) -> None:
@@ -111,6 +151,18 @@ class Worker(Peer):
         self.asking: asyncio.Task[WorkItem | None] | None = None
         self.plays: list[Play] = []
         self.mail: list[Any] = []
+
+    def sample(self, play: Play, trajectory: int, instance: InstancePeer) -> None:
+        """One of three tokens, under the version of now. What waits until its instance has switched goes on later."""
+        version = max(play.item.version, instance.under)
+        if version not in instance.serves:
+            assert instance.switchings, "asked for a version that is not there"
+            return
+        tokens = play.sampled.setdefault(trajectory, [])
+        tokens.append(version)
+        if len(tokens) == 3:
+            play.done.add(trajectory)
+            self.mail.append(play.finished(trajectory))
 
     def hear(self) -> None:
         """The oldest of the controller's words arrives."""

@@ -114,6 +114,7 @@ class World(Launches):
             max_staleness=self._policy.max_staleness,
             batch_groups=flow.batch_groups,
             group_size=flow.group_size,
+            interrupts=self._policy.interruption is not None,
             rollout=True,
             version=0,
             steps=100,
@@ -221,6 +222,8 @@ class World(Launches):
                         yield lambda peer=peer, sending=sending: peer.send(sending, self.peers)
                     else:
                         yield lambda peer=peer, sending=sending: peer.reply(sending)
+                for place in range(len(peer.switchings)):
+                    yield lambda peer=peer, place=place: peer.go_on(place, self.peers)
             if isinstance(peer, Worker):
                 if peer.mail:
                     yield lambda peer=peer: self._deliver(peer)
@@ -282,10 +285,13 @@ class World(Launches):
                 attempt=place[1],
                 evaluation=False,
             )
+            play.sampled.pop(trajectory, None)
             play.places[trajectory] = placing = asyncio.ensure_future(self.controller.place(call))
             placing.add_done_callback(lambda done: done.cancelled() or done.exception())  # its worker may be lost
         elif onward := self.peers[place[0]].sent_on.get((trajectory, place[1])):
             play.places[trajectory] = onward, place[1]
+        elif self._policy.interruption is not None and self.flow.knows(item.group):
+            worker.sample(play, trajectory, self.peers[place[0]])
         elif item.version in self.peers[place[0]].serves or (trajectory, place[1]) in self.peers[place[0]].guests:
             play.done.add(trajectory)
             worker.mail.append(finished(item, trajectory))
@@ -307,7 +313,8 @@ class World(Launches):
     def _arrive(self, putting: Putting) -> None:
         """The unit tells the ledger of the rows, and keeps those that it takes."""
         self._putting.remove(putting)
-        note: Note = msgspec.structs.replace(stored(putting.play.item), producer=putting.worker.address)
+        oldest = [putting.play.oldest(member.trajectory) for member in putting.play.item.members]
+        note: Note = msgspec.structs.replace(stored(putting.play.item, oldest=oldest), producer=putting.worker.address)
         try:
             (noted,) = self.ledger.note(Notes(self._numbers[putting.unit], [note]))
         except RunError:  # the unit is gone: the worker puts them into another

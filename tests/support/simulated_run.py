@@ -110,6 +110,7 @@ class Simulation(RunFiles):
             max_staleness=self._k if rollout else 0,
             batch_groups=self._batch_groups,
             group_size=self._group_size,
+            interrupts=False,
             rollout=rollout,
             version=self._version,
             steps=self._steps if rollout else self._warm_up,

@@ -17,7 +17,13 @@ class Story:
     """A run told event by event: groups of two, batches of one group unless said otherwise."""
 
     def __init__(
-        self, directory: Path, *, max_staleness: int = 2, batch_groups: int = 1, stages: Sequence[str] = ()
+        self,
+        directory: Path,
+        *,
+        max_staleness: int = 2,
+        batch_groups: int = 1,
+        stages: Sequence[str] = (),
+        interrupts: bool = False,
     ) -> None:
         self._directory = directory
         self._log = EventLog(directory / "events.jsonl")
@@ -31,10 +37,11 @@ class Story:
             "phase_started",
             phase="rl",
             algorithm="grpo",
-            policy="multi_version",
+            policy="partial_rollout" if interrupts else "multi_version",
             max_staleness=max_staleness,
             batch_groups=batch_groups,
             group_size=MEMBERS,
+            interrupts=interrupts,
             rollout=True,
             version=0,
             steps=100,

@@ -74,6 +74,7 @@ class _Checker:
             self._batch(index, phase)
             self._algorithm(index, phase)
             self._until(index, phase)
+            self._interruption(index, phase)
         self._staleness()
 
     # ------------------------------------------------------------ what plugins declare
@@ -215,6 +216,22 @@ class _Checker:
             return True
 
         return bool(self.plugins.ask(selected, "check", check))
+
+    def _interruption(self, index: int, phase: Phase) -> None:
+        """Keys and values of an interrupted answer travel with its state, if only from one version to the next."""
+        selected, needs, able = self.plugins.policies[index], self.needs[index], self._inference(self.plugins.rollout)
+        if selected is None or needs is None or able is None or able.kv_migration or not needs.rollout:
+            return
+        policy = selected.cls(selected.settings)
+        assert isinstance(policy, StalenessPolicy), "load checks the class"
+        interruption = self.plugins.ask(selected, "interruption", lambda: policy.interruption)
+        if interruption is not None and interruption.keep_kv:
+            self._wiring(
+                f"{phase.staleness.use} keeps the keys and values of interrupted answers, and inference engine "
+                f"{self.job.rollout.spec.use!r} cannot give them out: it does not declare kv_migration",
+                *_places(index, "staleness", "keep_kv"),
+                fix="set staleness.keep_kv = false, so that they are computed again",
+            )
 
     def _until(self, index: int, phase: Phase) -> None:
         if phase.until is None:

@@ -50,8 +50,9 @@ class Algorithm(Plugin, ABC):
     @abstractmethod
     def prepare(self, batch: Batch) -> Prepared:
         """Advantages and loss weights of a training batch: whole groups, in any order; columns ``tokens``,
-        ``loss_mask``, ``behaviour_logprobs`` where needed, ``reward``, ``group``, ``version``, ``truncated``. The
-        answer for a group does not depend on the other groups."""
+        ``loss_mask``, ``behaviour_logprobs`` where needed, ``reward``, ``group``, ``version``, ``truncated``, and
+        ``token_versions`` where the staleness policy interrupts trajectories. The answer for a group does not depend on
+        the other groups."""
 
     @abstractmethod
     def loss(self, *, temperature: float) -> LossSpec:

@@ -44,6 +44,9 @@ GROUP = "group"
 """Dense int64: the prompt's group id."""
 VERSION = "version"
 """Dense int64: policy version of the row's oldest token."""
+TOKEN_VERSIONS = "token_versions"
+"""Ragged int32, aligned with ``tokens``: the policy version that sampled the token, -1 where none did. Only where the
+staleness policy interrupts trajectories; elsewhere ``version`` is that of all."""
 TRUNCATED = "truncated"
 """Dense bool: the response ended with ``length``."""
 KNOWN = frozenset(
@@ -60,6 +63,7 @@ KNOWN = frozenset(
         REWARD,
         GROUP,
         VERSION,
+        TOKEN_VERSIONS,
         TRUNCATED,
     }
 )

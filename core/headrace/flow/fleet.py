@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Set
-from typing import TypeVar
 
 from headrace.flow.bound import Bound
-from headrace.flow.instances import Instance, Lightest
+from headrace.flow.instances import Instance, Lightest, take_out
 
-T = TypeVar("T")
 _NOWHERE: tuple[None, None] = (None, None)
 
 
@@ -295,11 +293,10 @@ class Fleet:
         self.release(trajectory)
         placed = self._where.pop(trajectory, None)
         if placed is not None:
-            version, instance = placed
-            self._discard(instance, version, trajectory)
+            self._discard(placed[1], placed[0], trajectory)
         elif self.unplaced:
             for version in [v for v, waiting in self.unplaced.items() if trajectory in waiting]:
-                _take(self.unplaced, version, trajectory)
+                take_out(self.unplaced, version, trajectory)
 
     # ------------------------------------------------------------ moves
 
@@ -370,12 +367,12 @@ class Fleet:
             self._spare(instance)
 
     def _discard(self, instance: Instance, version: int, trajectory: int) -> None:
-        _take(instance.unfinished, version, trajectory)
+        take_out(instance.unfinished, version, trajectory)
         self._load[version] -= 1
         self._weigh(instance, -1)
         if instance.is_idle_on(version):
             self.touched.add(instance)
-            _take(self._busy, version, instance)
+            take_out(self._busy, version, instance)
             if version not in self._busy:
                 del self._load[version]
             if version == self._spared:
@@ -398,9 +395,3 @@ class Fleet:
                     displaced.append(trajectory)
             self._unhost(instance, version)
         return tuple(sorted(displaced))
-
-
-def _take(sets: dict[int, set[T]], version: int, member: T) -> None:
-    sets[version].remove(member)
-    if not sets[version]:
-        del sets[version]

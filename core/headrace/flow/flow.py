@@ -85,10 +85,10 @@ class Flow(Serving):
             lookahead=lookahead,
             kv_threshold=kv_threshold,
             lockstep=policy.lockstep,
-            interrupts=policy.interruption is not None,
+            interrupts=rollout and policy.interruption is not None,
             top_up=self._top_up,
         )
-        self.interruption = policy.interruption
+        self.interruption = policy.interruption if rollout else None
         self._lockstep = policy.lockstep
         self._columns = columns
         self._ledger = Ledger(

@@ -5,6 +5,9 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _SPARED, _FULL = 1e6, 2e6
 """Above any load per slot."""
@@ -100,3 +103,10 @@ class Lightest:
             else:
                 return instance
         return None
+
+
+def take_out(sets: dict[int, set[T]], version: int, member: T) -> None:
+    """Of one of ``sets``, none of which is left empty."""
+    sets[version].remove(member)
+    if not sets[version]:
+        del sets[version]

@@ -1,7 +1,8 @@
 """What is done to a phase's rows, as a graph: its stages, and which columns each reads and writes.
 
-It follows from what the phase's algorithm declares, and from nothing else. Invariant: every column has one writer, and
-a stage reads only what stages before it wrote, so that the graph has no cycle whatever is declared.
+It follows from what the phase's algorithm declares, and from whether its policy interrupts trajectories. Invariant:
+every column has one writer, and a stage reads only what stages before it wrote, so that the graph has no cycle whatever
+is declared.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from headrace.contract.columns import (
     PROXIMAL_LOGPROBS,
     REFERENCE_LOGPROBS,
     REWARD,
+    TOKEN_VERSIONS,
     TOKENS,
     TRAINED,
     TRUNCATED,
@@ -69,7 +71,7 @@ def stored_first(stages: Collection[Stage]) -> tuple[str, ...]:
     return tuple(c for stage in stages if stage.name in (GENERATE, DEMONSTRATE, SCORE) for c in stage.writes)
 
 
-def stages_of(needs: AlgorithmNeeds) -> tuple[Stage, ...]:
+def stages_of(needs: AlgorithmNeeds, *, interrupts: bool = False) -> tuple[Stage, ...]:
     """The stages of a phase, each after those it reads from; the last is ``train``, which reads every column.
 
     ``generate`` (``demonstrate`` where nothing is rolled out) makes the rows. ``reference`` needs their tokens alone,
@@ -78,7 +80,8 @@ def stages_of(needs: AlgorithmNeeds) -> tuple[Stage, ...]:
     are compared; an algorithm whose loss reads none writes zeros.
     """
     behaviour = (BEHAVIOUR_LOGPROBS,) if needs.behaviour_logprobs else ()
-    made = (TOKENS, LOSS_MASK, *behaviour, GROUP, VERSION, TRUNCATED)
+    versions = (TOKEN_VERSIONS,) if interrupts and needs.rollout else ()
+    made = (TOKENS, LOSS_MASK, *behaviour, GROUP, VERSION, *versions, TRUNCATED)
     advantages = (ADVANTAGES,) if needs.rollout else ()
     prepared = (LOSS_WEIGHTS, DENOMINATOR, *advantages, TRAINED)
     before = [

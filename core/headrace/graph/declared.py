@@ -8,11 +8,13 @@ from headrace.contract import (
     AlgorithmNeeds,
     InferenceCapabilities,
     InferenceEngine,
+    Interruption,
+    StalenessPolicy,
     TrainingCapabilities,
     TrainingEngine,
 )
 from headrace.flow.stages import Stage, stages_of
-from headrace.registry import PluginSpec, load, settings_of
+from headrace.registry import PluginSpec, build, load, settings_of
 
 
 def needs_of(phase: Phase) -> AlgorithmNeeds:
@@ -23,9 +25,21 @@ def needs_of(phase: Phase) -> AlgorithmNeeds:
     return cls.needs(settings_of(cls, spec.settings, origin=spec.origin))
 
 
+def policy_of(phase: Phase) -> StalenessPolicy:
+    """The phase's staleness policy."""
+    policy = build(phase.staleness)
+    assert isinstance(policy, StalenessPolicy), "the registry checks the role"
+    return policy
+
+
+def interruption_of(phase: Phase) -> Interruption | None:
+    """What the phase makes of trajectories in the middle of their answers; None also where nothing is rolled out."""
+    return policy_of(phase).interruption if needs_of(phase).rollout else None
+
+
 def phase_stages(phase: Phase) -> tuple[Stage, ...]:
     """What is done to the phase's rows."""
-    return stages_of(needs_of(phase))
+    return stages_of(needs_of(phase), interrupts=interruption_of(phase) is not None)
 
 
 def engine_capabilities(spec: PluginSpec) -> InferenceCapabilities | TrainingCapabilities:

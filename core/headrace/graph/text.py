@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headrace.config import Job
+from headrace.config import Job, Phase
 from headrace.contract import AlgorithmNeeds
-from headrace.flow.stages import Stage, flowing, separable, stages_of, stored_first
-from headrace.graph.declared import needs_of, phase_stages
+from headrace.flow.stages import Stage, flowing, separable, stored_first
+from headrace.graph.declared import interruption_of, needs_of, phase_stages, policy_of
 
 
 def describe(job: Job) -> str:
@@ -86,12 +86,14 @@ def _phases(job: Job) -> list[str]:
             f"mini-batches, {batch.micro_batch_tokens} tokens per micro-batch",
         ]
         if needs.rollout:
-            bound = phase.staleness.settings["max_staleness"]
-            lines.append(f"    staleness  {phase.staleness.use}, at most {bound} versions old")
+            policy = policy_of(phase)
+            lines.append(f"    staleness  {phase.staleness.use}, at most {policy.max_staleness} versions old")
+            if interruption_of(phase) is not None:
+                lines.append("    versions   a trajectory goes on under newer ones in the middle of its answer")
         computed = [name for name, wanted in _computed(needs, apart=job.stages.processes) if wanted]
         if computed:
             lines.append(f"    trainer    also computes {', '.join(computed)}")
-        lines += ["    stages, and the columns that go from one to the next", *_stages(needs)]
+        lines += ["    stages, and the columns that go from one to the next", *_stages(phase)]
     return lines
 
 
@@ -103,8 +105,8 @@ def _computed(needs: AlgorithmNeeds, *, apart: bool) -> list[tuple[str, bool]]:
     ]
 
 
-def _stages(needs: AlgorithmNeeds) -> list[str]:
-    edges = flowing(stages_of(needs))
+def _stages(phase: Phase) -> list[str]:
+    edges = flowing(phase_stages(phase))
     return [f"      {edge.source:<11} -> {edge.target:<9}  {', '.join(edge.columns)}" for edge in edges]
 
 

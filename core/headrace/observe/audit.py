@@ -16,6 +16,7 @@ from headrace.observe.audit_agreement import AgreementChecker
 from headrace.observe.audit_batches import BatchChecker
 from headrace.observe.audit_findings import RULES, Findings, Rule, Violation
 from headrace.observe.audit_groups import GroupChecker
+from headrace.observe.audit_interruption import InterruptionChecker
 from headrace.observe.audit_log import LogChecker
 from headrace.observe.audit_result import AuditResult
 from headrace.observe.audit_trajectories import TrajectoryChecker
@@ -34,6 +35,7 @@ from headrace.observe.events import (
     GroupDropped,
     InstanceDraining,
     InstanceLeft,
+    InstanceSwitched,
     InstanceVersion,
     NodeStarted,
     NodeStopped,
@@ -92,23 +94,30 @@ class _Auditor:
         self.log = LogChecker(self._findings)
         self._versions = VersionChecker(self._findings)
         self._groups = GroupChecker(self._findings, self._versions)
-        self._trajectories = TrajectoryChecker(self._findings, self._versions, self._groups)
+        self._interruptions = InterruptionChecker(self._findings, self._versions, self._groups)
+        self._trajectories = TrajectoryChecker(self._findings, self._versions, self._groups, self._interruptions)
         self._batches = BatchChecker(self._findings, self._versions, self._groups)
         self._agreement = AgreementChecker(self._findings)
         log, versions, groups = self.log, self._versions, self._groups
         trajectories, batches, agreement = self._trajectories, self._batches, self._agreement
+        interruptions = self._interruptions
         self._handlers: dict[type, tuple[Callable[[Any], None], ...]] = {
             RunStarted: (log.run_started,),
             PhaseStarted: (log.phase_started, versions.phase_started, groups.phase_started),
             NodeStarted: (agreement.node_started,),
-            NodeStopped: (log.node_stopped, versions.node_stopped),
+            NodeStopped: (log.node_stopped, interruptions.node_stopped, versions.node_stopped),
             InstanceDraining: (versions.instance_draining,),
-            InstanceLeft: (versions.instance_left, trajectories.instance_left),
+            InstanceLeft: (versions.instance_left, trajectories.instance_left, interruptions.instance_left),
             InstanceVersion: (versions.instance_version, agreement.instance_version),
+            InstanceSwitched: (interruptions.instance_switched,),
             VersionPublished: (versions.version_published, groups.version_published),
-            VersionRetired: (versions.version_retired, groups.version_retired),
+            VersionRetired: (versions.version_retired, groups.version_retired, interruptions.version_retired),
             GroupDispatched: (groups.group_dispatched,),
-            TrajectoryStarted: (trajectories.trajectory_started, agreement.trajectory_started),
+            TrajectoryStarted: (
+                trajectories.trajectory_started,
+                interruptions.trajectory_started,
+                agreement.trajectory_started,
+            ),
             TrajectoryMoved: (trajectories.trajectory_moved, agreement.trajectory_moved),
             TrajectoryFinished: (trajectories.trajectory_finished,),
             TrajectoryFailed: (trajectories.trajectory_failed,),
@@ -123,7 +132,14 @@ class _Auditor:
             EvaluationStarted: (versions.evaluation_started,),
             EvaluationFinished: (versions.evaluation_finished,),
             CheckpointSaved: (log.checkpoint_saved,),
-            Resumed: (log.resumed, versions.resumed, groups.resumed, batches.resumed, agreement.resumed),
+            Resumed: (
+                log.resumed,
+                versions.resumed,
+                groups.resumed,
+                batches.resumed,
+                interruptions.resumed,
+                agreement.resumed,
+            ),
             RunFinished: (log.run_finished, self._run_finished),
         }
 
@@ -202,7 +218,10 @@ class _Auditor:
             "dropped": dict(sorted((+books.dropped).items())),
             "failed_attempts": dict(sorted(self._trajectories.failed.items())),
             "moves": self._trajectories.moves,
-            "prefilled_again": self._trajectories.prefilled_again,
+            "prefilled_again": self._trajectories.prefilled_again + self._interruptions.prefilled_again,
+            "interrupted": self._interruptions.interrupted,
+            "mixed": batches.mixed,
+            "interrupting": {phase.phase: phase.policy for phase in log.phases if phase.interrupts},
             "scored": self._trajectories.scored,
             "mean_reward": self._trajectories.mean_reward,
             "late_reports": self._trajectories.late,

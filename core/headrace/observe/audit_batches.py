@@ -31,6 +31,8 @@ class BatchChecker:
         self.optimizer_steps = 0
         self.unscored = 0
         """Members of a batch that were judged to have no reward: they keep their group whole and carry no weight."""
+        self.mixed = 0
+        """Trained rows with tokens of several versions."""
         self.staleness: defaultdict[str, Counter[int]] = defaultdict(Counter)
         """Phase → trained rows by staleness."""
 
@@ -214,6 +216,7 @@ class BatchChecker:
         staleness = event.version - trajectory.oldest
         phase = trajectory.group.phase
         self.staleness[phase.phase][staleness] += 1
+        self.mixed += len({version for version, _, _ in trajectory.spans}) > 1
         self._check(
             0 <= staleness <= phase.max_staleness,
             "staleness",

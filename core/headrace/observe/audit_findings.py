@@ -11,6 +11,7 @@ from typing import Literal, get_args
 Rule = Literal[
     "log",
     "one_version",
+    "interruption",
     "conservation",
     "scored",
     "rewards",
@@ -32,6 +33,7 @@ RULES: Mapping[Rule, str] = MappingProxyType(
     {
         "log": "no gap, from run_started to run_finished",
         "one_version": "tokens of a trajectory are all of its one version",
+        "interruption": "interrupted answers go on under newer live versions",
         "conservation": "nothing is lost, trained twice, or trained unstored",
         "scored": "what is trained is finished, judged and not cut off",
         "rewards": "the trainer read the rewards that were reported",

@@ -44,6 +44,12 @@ class Trajectory:
     finish_reason: str = ""
     oldest: int = 0
     """Version of its oldest token."""
+    began: int = 0
+    """The version that its present try started under."""
+    spans: list[tuple[int, int, int]] = field(default_factory=list)
+    """Of its finished answer; kept where the policy interrupts."""
+    interruptions: list[tuple[int, int]] = field(default_factory=list)
+    """(version it was to go on under, tokens so far), of its present try."""
     scored: bool = False
     reward: float | None = None
     """None also when it was judged to have none."""
@@ -121,7 +127,9 @@ class GroupChecker:
         )
 
     def version_retired(self, event: VersionRetired) -> None:
-        """Nobody is pinned to what is retired."""
+        """Nobody is pinned to what is retired. Where the policy interrupts nobody is pinned at all."""
+        if self.phase is not None and self.phase.interrupts:
+            return
         self._check(
             not self._generating[event.version],
             "window",

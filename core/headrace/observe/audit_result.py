@@ -44,10 +44,11 @@ class AuditResult:
         held = f"{len(RULES)} rules over {events:,} events"
         if resumed:
             held += f", resumed {_times(resumed)}"
+        passed = "PASS without C1" if self.summary["interrupting"] else "PASS"
         if self.ok and not self.finished:
-            return f"PASS so far: {held}, {self.summary['trained']:,} trajectories trained, log unfinished"
+            return f"{passed} so far: {held}, {self.summary['trained']:,} trajectories trained, log unfinished"
         if self.ok:
-            return f"PASS: {held}, {self.summary['trained']:,} trajectories trained, none lost"
+            return f"{passed}: {held}, {self.summary['trained']:,} trajectories trained, none lost"
         count = sum(self.violated.values())
         return f"FAIL: {count:,} violation{'s' * (count > 1)} of {len(self.violated)} rules in {events:,} events"
 
@@ -81,6 +82,7 @@ def _notes(result: AuditResult) -> Iterator[str]:
         yield f"covered: the {summary['events']:,} events of the first {summary['seconds']:,.1f} s"
     elif summary["status"] != "completed":
         yield f"the run {summary['status']}: what it had in flight and buffered was left behind"
+    yield from without_c1(result)
     if summary["void_events"]:
         yield f"{summary['void_events']:,} events are void: the run went on from a checkpoint before them"
     if summary["lost_nodes"]:
@@ -89,6 +91,12 @@ def _notes(result: AuditResult) -> Iterator[str]:
         yield f"{summary['unscored']:,} trajectories in the batches could not be scored and carried no weight"
     if summary["late_reports"]:
         yield f"{summary['late_reports']:,} reports came after their group had been dropped, and were ignored"
+
+
+def without_c1(result: AuditResult) -> Iterator[str]:
+    """Which phases gave up that a trajectory is of a single policy (C1 of DORA, arXiv 2604.26256)."""
+    for phase, policy in result.summary["interrupting"].items():
+        yield f"phase {phase}: {policy} interrupts trajectories; they are not of a single policy (C1 is given up)"
 
 
 def _books(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -113,9 +121,13 @@ def _books(summary: Mapping[str, Any]) -> Iterator[str]:
     )
     if summary["scored"]:
         yield f"mean reward of all {summary['scored']:,} scored sampled trajectories: {summary['mean_reward']:.4g}"
-    if summary["moves"]:
-        again = summary["prefilled_again"]
-        yield f"moves {summary['moves']:,} · tokens prefilled again {again:,}"
+    counts = {what: summary[key] for what, key in (("moves", "moves"), ("interruptions", "interrupted"))}
+    if any(counts.values()):
+        shown = [f"{what} {count:,}" for what, count in counts.items() if count]
+        yield " · ".join([*shown, f"tokens prefilled again {summary['prefilled_again']:,}"])
+    if summary["interrupting"]:
+        mixed, trained = summary["mixed"], sum(sum(counts.values()) for counts in summary["staleness"].values())
+        yield f"trained rows with tokens of several versions: {mixed:,} of {trained:,}"
     if summary["self_check"] is not None:
         yield f"self-check: trainer and instances differ by at most {summary['self_check']:.2e} in log-prob"
 

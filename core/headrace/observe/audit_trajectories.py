@@ -1,11 +1,13 @@
-"""The audit of trajectories from start to storage: one version each, one try at a time, nothing lost on the way."""
+"""The audit of trajectories from start to storage: one version each unless the policy interrupts, one try at a time,
+nothing lost on the way."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from headrace.observe.audit_findings import Findings
+from headrace.observe.audit_findings import Findings, Rule
 from headrace.observe.audit_groups import DROPPED, GroupChecker, Trajectory
+from headrace.observe.audit_interruption import InterruptionChecker
 from headrace.observe.audit_versions import VersionChecker
 from headrace.observe.events import (
     InstanceLeft,
@@ -22,10 +24,13 @@ from headrace.observe.events import (
 class TrajectoryChecker:
     """Follows every member of a live group, and writes what it hears into the group's book."""
 
-    def __init__(self, findings: Findings, versions: VersionChecker, groups: GroupChecker) -> None:
+    def __init__(
+        self, findings: Findings, versions: VersionChecker, groups: GroupChecker, interruptions: InterruptionChecker
+    ) -> None:
         self._check = findings.check
         self._versions = versions
         self._groups = groups
+        self._interruptions = interruptions
         self.failed: Counter[str] = Counter()
         """Tries that came to nothing, by reason."""
         self.scored = 0
@@ -53,15 +58,16 @@ class TrajectoryChecker:
         return found
 
     def trajectory_started(self, event: TrajectoryStarted) -> None:
-        """On its ticket's version, on an instance that has it, one try at a time."""
+        """On its ticket's version, or where the policy interrupts a newer one, on an instance that has it, one try at a
+        time."""
         seq, version = event.seq, event.version
         found = self._find(event.trajectory, seq, "started")
         if found is None:
             return
-        group = found.group
+        group, newer = found.group, found.group.phase.interrupts and version > found.group.version
         self._check(
-            version == group.version and event.group == group.id,
-            "one_version",
+            (version == group.version or newer) and event.group == group.id,
+            _rule_of(found),
             seq,
             "trajectory {} started for group {} under version {}, its ticket is group {}, version {}",
             event.trajectory,
@@ -92,6 +98,8 @@ class TrajectoryChecker:
         if found.finished:
             self._groups.unfinish(found)
         found.attempt, found.instance, found.running = event.attempt, event.instance, True
+        found.began = version
+        found.interruptions.clear()
 
     def trajectory_moved(self, event: TrajectoryMoved) -> None:
         """Under its version, from where it was to another instance that serves that. Of a trajectory that is done, and
@@ -142,7 +150,7 @@ class TrajectoryChecker:
         found.instance = event.target
 
     def trajectory_finished(self, event: TrajectoryFinished) -> None:
-        """Once per try, where it was running, with tokens of one version."""
+        """Once per try, where it was running, with tokens of one version, or of one after the other."""
         found = self._find(event.trajectory, event.seq, "finished")
         if found is None:
             return
@@ -174,19 +182,22 @@ class TrajectoryChecker:
             contiguous &= start == position and stop > start
             position = stop
             versions.add(version)
-        self._check(
-            len(versions) == 1,
-            "one_version",
-            event.seq,
-            "trajectory {} has tokens of versions {}, its ticket is version {}",
-            event.trajectory,
-            sorted({version for version, _, _ in event.spans}),
-            ticket,
-        )
+        if found.group.phase.interrupts:
+            self._interruptions.finished(found, event)
+        else:
+            self._check(
+                len(versions) == 1,
+                "one_version",
+                event.seq,
+                "trajectory {} has tokens of versions {}, its ticket is version {}",
+                event.trajectory,
+                sorted({version for version, _, _ in event.spans}),
+                ticket,
+            )
         expected = event.response_tokens if found.group.phase.rollout else 0
         self._check(
             contiguous and position == expected,
-            "one_version",
+            _rule_of(found),
             event.seq,
             "the spans of trajectory {} cover {} of its {} tokens: {}",
             event.trajectory,
@@ -239,16 +250,17 @@ class TrajectoryChecker:
         )
         if not ok or found is None:
             return
+        version = found.oldest if found.group.phase.interrupts else found.group.version
         self._check(
-            event.version == found.group.version and event.group == found.group.id,
-            "one_version",
+            event.version == version and event.group == found.group.id,
+            _rule_of(found),
             event.seq,
-            "row {} claims group {} and version {}, its ticket is group {}, version {}",
+            "row {} claims group {} and version {}, it is of group {}, version {}",
             event.row,
             event.group,
             event.version,
             found.group.id,
-            found.group.version,
+            version,
         )
         self._groups.rows[event.row] = event.trajectory
         found.rows.append(event.row)
@@ -267,3 +279,8 @@ class TrajectoryChecker:
             )
             if found is not None:
                 found.stages.add(event.stage)
+
+
+def _rule_of(found: Trajectory) -> Rule:
+    """Which rule versions are judged by."""
+    return "interruption" if found.group.phase.interrupts else "one_version"

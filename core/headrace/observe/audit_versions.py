@@ -50,6 +50,10 @@ class VersionChecker:
         """Whether the instance had committed the version by now."""
         return version in self._committed[instance]
 
+    def committed(self, instance: str) -> frozenset[int]:
+        """What the instance's present process has committed."""
+        return frozenset(self._committed[instance])
+
     def phase_started(self, event: PhaseStarted) -> None:
         """A phase goes on where the last one ended."""
         self._check(

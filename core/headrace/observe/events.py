@@ -63,6 +63,9 @@ class PhaseStarted(Event, frozen=True, kw_only=True):
     """The version the trainer works on."""
     steps: int
     """Training batches, at most."""
+    interrupts: bool = False
+    """Whether the policy gives up that a trajectory is of one version: what is in the middle of its answer goes on
+    under newer ones."""
     stages: list[str] = []
     """Those with processes of their own, which each row goes through before it is trained."""
 
@@ -104,6 +107,18 @@ class InstanceVersion(Event, frozen=True, kw_only=True):
     digest: str
 
 
+class InstanceSwitched(Event, frozen=True, kw_only=True):
+    """Under a policy that interrupts: from here on all that the instance generates for training is of ``version``, also
+    in the middle of an answer. An answer that was finished before may be told of later."""
+
+    instance: str
+    version: int
+    interrupted: list[tuple[int, int, int]]
+    """(trajectory, attempt, tokens so far of the answer that it was waiting for), of answers that had begun."""
+    prefilled_tokens: int
+    """Of prompts and answers, computed again under ``version``."""
+
+
 class VersionPublished(Event, frozen=True, kw_only=True):
     """The trainer published a version."""
 
@@ -119,7 +134,8 @@ class VersionRetired(Event, frozen=True, kw_only=True):
 
 
 class GroupDispatched(Event, frozen=True, kw_only=True):
-    """A group is admitted: its trajectories exist from here on and are pinned to ``version``."""
+    """A group is admitted: its trajectories exist from here on and are pinned to ``version``, or where the policy
+    interrupts never older."""
 
     group: int
     task: int
@@ -327,6 +343,7 @@ AnyEvent = (
     | InstanceDraining
     | InstanceLeft
     | InstanceVersion
+    | InstanceSwitched
     | VersionPublished
     | VersionRetired
     | GroupDispatched

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from headrace.contract import AlgorithmNeeds
 from headrace.contract.columns import (
     ADVANTAGES,
     BEHAVIOUR_LOGPROBS,
@@ -12,6 +11,7 @@ from headrace.contract.columns import (
     LOSS_WEIGHTS,
     REFERENCE_LOGPROBS,
     REWARD,
+    TOKEN_VERSIONS,
     TOKENS,
     TRAINED,
     TRUNCATED,
@@ -19,7 +19,7 @@ from headrace.contract.columns import (
 )
 from headrace.dataplane import ColumnSchema, PartitionSpec
 from headrace.flow import TRAIN, FlowColumns
-from headrace.flow.stages import separable, stages_of, stored_first
+from headrace.flow.stages import Stage, separable, stored_first
 
 _KINDS = {
     TOKENS: ColumnSchema("int32", ragged=True),
@@ -27,6 +27,7 @@ _KINDS = {
     BEHAVIOUR_LOGPROBS: ColumnSchema("float32", ragged=True),
     GROUP: ColumnSchema("int64"),
     VERSION: ColumnSchema("int64"),
+    TOKEN_VERSIONS: ColumnSchema("int32", ragged=True),
     TRUNCATED: ColumnSchema("bool"),
     REWARD: ColumnSchema("float32"),
     REFERENCE_LOGPROBS: ColumnSchema("float32", ragged=True),
@@ -37,10 +38,9 @@ _KINDS = {
 }
 
 
-def flow_columns(needs: AlgorithmNeeds, *, apart: bool, lockstep: bool) -> FlowColumns:
+def flow_columns(stages: tuple[Stage, ...], *, apart: bool, lockstep: bool) -> FlowColumns:
     """For the flow's ledger. ``apart``: stages that can have processes of their own have them; otherwise the trainer
     does what they do, and their columns are stored nowhere. ``lockstep``: stages work on whole groups alone."""
-    stages = stages_of(needs)
     own = [stage for stage in stages if apart and separable(stage)]
     first = stored_first(stages)
     every = (*first, *(column for stage in own for column in stage.writes))

@@ -39,6 +39,7 @@ from headrace.config import Phase
 from headrace.contract import StalenessPolicy
 from headrace.errors import LostRowsError, RunError
 from headrace.flow import BatchLease, Flow
+from headrace.graph.declared import interruption_of
 from headrace.registry import build
 from headrace.run.checkpoint import Checkpoint, RunState
 from headrace.run.keeper import Keeper
@@ -221,12 +222,18 @@ class TrainingLoop:
             algorithm=phase.algorithm.use,
             policy=phase.staleness.use,
             max_staleness=policy.max_staleness,
+            interrupts=interruption_of(phase) is not None,
             rollout=plan.rollout,
             version=self.version,
             steps=phase.steps,
             stages=list(columns.writes),
             **sizes,
         )
+        if interruption_of(phase) is not None:
+            self._p.journal.notice(
+                f"phase {phase.name!r}: {phase.staleness.use} interrupts trajectories: what is in the middle of its "
+                f"answer goes on under each newer version, so that it is not of a single policy (C1 is given up)"
+            )
         # Group and trajectory ids are unique in the run, also when the group size changes.
         first_group = max(self._next_group, -(-self._next_trajectory // batch.group_size))
         return Flow(version=self.version, first_group=first_group, **settings, **sizes)

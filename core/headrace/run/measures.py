@@ -57,6 +57,8 @@ class Measures:
                 "rollout/moves": tally.moves,
                 "rollout/failed_moves": tally.failed_moves,
                 "rollout/tokens_prefilled_again": tally.prefilled_again,
+                "rollout/interrupted": tally.interrupted,
+                "rollout/mixed": tally.mixed,
                 "train/tokens_per_second": reply.tokens / busy if busy > 0 else 0.0,
                 "train/seconds": busy,
                 "trainer/wait_seconds": wait_seconds,

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headrace.config import Job, Phase
-from headrace.contract import Environment, StalenessPolicy
+from headrace.contract import Environment
 from headrace.flow import FlowColumns
 from headrace.flow.stages import separable
-from headrace.graph.declared import engine_capabilities, needs_of, phase_stages
-from headrace.registry import build
+from headrace.graph.declared import engine_capabilities, interruption_of, needs_of, phase_stages, policy_of
 from headrace.run.columns import flow_columns
 from headrace.run.evaluation import EvaluationPlan
 from headrace.run.seeds import derive_seed
@@ -56,7 +55,7 @@ def stage_plan(job: Job, phase: Phase, *, model_path: str) -> StagePlan:
 
 
 def _columns(job: Job, phase: Phase) -> FlowColumns:
-    return flow_columns(needs_of(phase), apart=job.stages.processes, lockstep=is_lockstep(phase))
+    return flow_columns(phase_stages(phase), apart=job.stages.processes, lockstep=is_lockstep(phase))
 
 
 def stage_nodes(job: Job) -> tuple[str, ...]:
@@ -67,7 +66,7 @@ def stage_nodes(job: Job) -> tuple[str, ...]:
 def group_plan(job: Job, phase: Phase, environment: Environment) -> GroupPlan:
     """How the groups of a phase are filled."""
     seed, tasks, columns = job.job.seed, environment.size("train"), _columns(job, phase)
-    rollout, batch = needs_of(phase).rollout, phase.batch
+    rollout, batch, interruption = needs_of(phase).rollout, phase.batch, interruption_of(phase)
     return GroupPlan(
         partition=phase.name,
         columns=columns.first,
@@ -78,6 +77,7 @@ def group_plan(job: Job, phase: Phase, environment: Environment) -> GroupPlan:
         task_index=task_order(tasks, seed=seed),
         next_task=lambda task: task + 1 if tasks is None else (task + 1) % tasks,
         seed=lambda trajectory: derive_seed(seed, "trajectory", trajectory),
+        mask_older=interruption is not None and interruption.mask_older,
         max_failed_share=job.environment.max_failed_share,
         max_generated=batch.max_generated_batches * batch.groups if rollout and batch.dynamic_sampling else None,
     )
@@ -112,6 +112,4 @@ def self_check_tolerance(job: Job) -> float:
 
 def is_lockstep(phase: Phase) -> bool:
     """Whether a phase's numbers are the same to the bit in every run."""
-    policy = build(phase.staleness)
-    assert isinstance(policy, StalenessPolicy)
-    return policy.lockstep
+    return policy_of(phase).lockstep

@@ -13,11 +13,12 @@ from typing import Any
 
 import msgspec
 
-from headrace.contract import EngineHealth
+from headrace.contract import EngineHealth, Interruption
 from headrace.errors import DeadlineError, EngineError, WireError
 from headrace.flow import Flow
 from headrace.services.messages import Heartbeat, LoadCall, PeerCall, Probe, Published, VersionCall, VersionLoaded
-from headrace.services.self_check import mean_gap, require_agreement, sample
+from headrace.services.request_messages import SwitchCall, Switched
+from headrace.services.self_check import Agreement
 from headrace.wire import Client
 
 LOAD_DEADLINE = 120.0
@@ -46,8 +47,9 @@ class Instance:
 
 
 class Fleet:
-    """All instances. ``changed`` is called whenever an instance gained or lost a version, ``left(name, address)`` when
-    one that drained has left; ``connect`` makes the client of an address."""
+    """All instances. ``changed`` is called whenever an instance gained or lost a version, ``switched`` when answers go
+    on under another one, ``left(name, address)`` when an instance that drained has left; ``connect`` makes the client
+    of an address; ``temperature``, ``tolerance``: of :class:`Agreement`."""
 
     def __init__(
         self,
@@ -58,12 +60,7 @@ class Fleet:
         temperature: float,
         tolerance: float,
     ) -> None:
-        """``temperature``: of the probe, as of sampling. ``tolerance``: nats per token by which an instance and the
-        trainer may differ on the same tokens under the same weights."""
-        self.probe: Probe | None = None
-        """What the first instance sampled in the self-check; every version after that is probed with it."""
-        self._temperature = temperature
-        self._tolerance = tolerance
+        self._agreement = Agreement(emit=emit, temperature=temperature, tolerance=tolerance)
         self._emit = emit
         self._connect = connect
         self.spawn = spawn
@@ -76,6 +73,7 @@ class Fleet:
         self.evaluating: set[int] = set()
         """Versions whose held-out answers instances are giving."""
         self.changed: Callable[[], None] = lambda: None
+        self.switched: Callable[[Switched], None] = lambda switched: None
         self.left: Callable[[str, str], None] = lambda name, address: None
 
     def join(self, name: str, address: str, *, slots: int, live_versions: int, migrates: bool = False) -> None:
@@ -218,6 +216,11 @@ class Fleet:
 
     # ------------------------------------------------------------ versions
 
+    @property
+    def probe(self) -> Probe | None:
+        """Every version is probed with it."""
+        return self._agreement.probe
+
     def published(self, published: Published) -> None:
         """Remember what a version must be."""
         self._published[published.manifest.version] = published
@@ -282,11 +285,11 @@ class Fleet:
         )
 
     async def _load(self, instance: Instance, version: int) -> None:
-        probe = self.probe
+        probe, interruption = self.probe, self._interruption(instance, version)
         try:
             loaded = await instance.client.call(
                 "load_version",
-                LoadCall(version=version, probe=probe),
+                LoadCall(version=version, probe=probe, interruption=interruption),
                 reply=VersionLoaded,
                 deadline=LOAD_DEADLINE,
                 awaiting=f"{instance.name} to load version {version}",
@@ -297,7 +300,7 @@ class Fleet:
             raise
         if not self.has(instance):
             return
-        published = self._published[version].manifest
+        published, trainer = self._published[version].manifest, self._published[version].logprobs
         if loaded.digest != published.digest:
             raise EngineError(
                 f"{instance.name} loaded version {version} with digest {loaded.digest}, "
@@ -308,25 +311,45 @@ class Fleet:
         if probe is None and self.probe is not None:  # the self-check has not seen this instance
             await self._load(instance, version)
             return
-        self._check_probe(instance, version, loaded)
-        instance.versions.add(version)
+        instance.checked = self._agreement.loaded(
+            instance.name, version, loaded.logprobs, trainer, checked=instance.checked
+        )
         self._emit("instance_version", instance=instance.name, version=version, digest=loaded.digest)
+        if interruption is not None and not await self._interrupt(instance, version, interruption):
+            return
+        instance.versions.add(version)
         if self._flow is not None:
             self._flow.committed(instance.name, version)
         async with self._gained:
             self._gained.notify_all()
 
-    def _check_probe(self, instance: Instance, version: int, loaded: VersionLoaded) -> None:
-        """What was loaded computes what the trainer computes; logged the first time, which shows the instance's
-        engine to be right, and when it does not."""
-        published = self._published[version].logprobs
-        if loaded.logprobs is None or published is None:
-            return
-        gap = mean_gap(loaded.logprobs, published)
-        if not instance.checked or not gap <= self._tolerance:
-            self._tell_gap(instance, version, gap)
-        require_agreement(instance.name, version, gap, self._tolerance)
-        instance.checked = True
+    def _interruption(self, instance: Instance, version: int) -> Interruption | None:
+        """What becomes of the answers that an instance is in the middle of when it has loaded a version."""
+        newest = version > max(instance.versions, default=-1)
+        return self._flow.interruption if self._flow is not None and newest else None
+
+    async def _interrupt(self, instance: Instance, version: int, interruption: Interruption) -> bool:
+        """The version has been verified: from now on the instance generates under it. False when it is lost."""
+        switched = await instance.client.call(
+            "switch_version",
+            SwitchCall(version=version, interruption=interruption),
+            reply=Switched,
+            deadline=LOAD_DEADLINE,
+            awaiting=f"{instance.name} to go on under version {version}",
+        )
+        if not self.has(instance):
+            return False
+        if instance.live_versions == 1:
+            instance.versions.clear()
+        self._emit(
+            "instance_switched",
+            instance=instance.name,
+            version=version,
+            interrupted=switched.interrupted,
+            prefilled_tokens=switched.prefilled_tokens,
+        )
+        self.switched(switched)
+        return True
 
     async def wait_for(self, version: int, *, everywhere: bool) -> None:
         """Returns when an instance, or every one, serves ``version``."""
@@ -363,26 +386,14 @@ class Fleet:
         while unchecked := [instance for instance in self.hosting(version) if not instance.checked]:
             instance = unchecked[0]
             try:
-                sampled = await sample(instance.name, instance.client, trainer, version, self._temperature)
+                sampled = await self._agreement.sampled(instance.name, instance.client, trainer, version)
             except WireError:
                 if self.has(instance):
                     raise
                 continue
-            gap = mean_gap(sampled.instance, sampled.trainer)
-            self._tell_gap(instance, version, gap)
-            require_agreement(instance.name, version, gap, self._tolerance)
             instance.checked = True
             if self.probe is None:
-                self.probe = sampled.probe
+                self._agreement.probe = sampled.probe
                 published = self._published[version]
                 self._published[version] = msgspec.structs.replace(published, logprobs=sampled.trainer)
         return self.probe is not None
-
-    def _tell_gap(self, instance: Instance, version: int, gap: float) -> None:
-        self._emit(
-            "self_check",
-            instance=instance.name,
-            version=version,
-            mean_abs_logprob_diff=gap,
-            tolerance=self._tolerance,
-        )

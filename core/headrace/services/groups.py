@@ -47,6 +47,8 @@ class GroupPlan:
     """The index to take instead of one in quarantine."""
     seed: Callable[[int], int]
     """Trajectory id → sampling seed."""
+    mask_older: bool
+    """Whether of a row only tokens of its newest version are trained."""
     max_failed_share: float
     """Of the trajectories of a batch, before the run stops."""
     max_generated: int | None = None
@@ -86,6 +88,7 @@ class Groups:
         self.plan = plan
         self._fleet = fleet
         self._attempts = attempts
+        self._tally = tally
         self._emit = emit
         self._free = free
         self._tally = tally
@@ -126,6 +129,7 @@ class Groups:
             members=self._members(ticket, task),
             max_new_tokens=self.plan.max_new_tokens,
             temperature=self.plan.temperature,
+            mask_older=self.plan.mask_older,
         )
 
     def _task(self, group: int) -> int:
@@ -139,7 +143,7 @@ class Groups:
     def _members(self, ticket: Ticket, task: int) -> list[Member]:
         members = []
         for trajectory, instance in zip(ticket.trajectories, ticket.instances, strict=True):
-            self._started(trajectory, ticket.version, instance)
+            self._started(trajectory, instance)
             members.append(
                 Member(
                     trajectory=trajectory,
@@ -152,7 +156,7 @@ class Groups:
             )
         return members
 
-    def _started(self, trajectory: int, version: int, instance: str) -> None:
+    def _started(self, trajectory: int, instance: str) -> None:
         """A trajectory without an instance, where it needs one, starts when it is placed."""
         if self.plan.rollout and not instance:
             self._unstarted.add(trajectory)
@@ -163,7 +167,7 @@ class Groups:
                 "trajectory_started",
                 trajectory=trajectory,
                 group=trajectory // self.flow.group_size,
-                version=version,
+                version=self.flow.version_of(trajectory),
                 instance=instance,
                 attempt=self._attempts.current(trajectory),
             )
@@ -212,16 +216,16 @@ class Groups:
             self._attempts.quarantine.update(member.task for member in members)
             self.drop(item.group, reason)
             return None
-        return msgspec.structs.replace(item, members=[self._member_again(m, item.version) for m in members])
+        return msgspec.structs.replace(item, members=[self._member_again(member) for member in members])
 
-    def _member_again(self, member: Member, version: int) -> Member:
+    def _member_again(self, member: Member) -> Member:
         if not self.plan.rollout:
-            self._started(member.trajectory, version, "")
+            self._started(member.trajectory, "")
             return msgspec.structs.replace(member, attempt=self._attempts.current(member.trajectory))
         if not self.flow.instance_of(member.trajectory):
             self.flow.place_again(member.trajectory)
         instance = self.flow.instance_of(member.trajectory)
-        self._started(member.trajectory, version, instance)
+        self._started(member.trajectory, instance)
         address = self._fleet.address(instance)
         stays = address == member.instance
         return msgspec.structs.replace(
@@ -242,14 +246,14 @@ class Groups:
                 self._give_up(call.group)
             else:
                 self.flow.stays(trajectory)
-                self._started(trajectory, call.version, name)
+                self._started(trajectory, name)
         if not self.flow.knows(call.group):
             raise RunError(f"group {call.group} is not wanted any more")
         if not name:
             name = self.flow.place_again(trajectory) or ""
             if not name:
                 return None
-            self._started(trajectory, call.version, name)
+            self._started(trajectory, name)
         return Placement(instance=self._fleet.address(name), attempt=self._attempts.current(call.trajectory))
 
     # ------------------------------------------------------------ reports
@@ -260,6 +264,7 @@ class Groups:
         if not flow.knows(entry.group):
             return False
         flow.generated(entry.trajectory)
+        self._tally.mixed += len({version for version, _, _ in entry.spans}) > 1
         self._unstarted.discard(entry.trajectory)  # it was done when its instance was lost
         self._emit(
             "trajectory_finished",

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.contract import Array, FinishReason, Metric, SaveKind, Split, WeightManifest
+from headrace.contract import Array, FinishReason, Interruption, Metric, SaveKind, Split, WeightManifest
 from headrace.registry import PluginSpec
 from headrace.wire import Network
 
@@ -91,6 +91,9 @@ class LoadCall(Message, frozen=True):
 
     version: int
     probe: Probe | None
+    interruption: Interruption | None = None
+    """Set where a SwitchCall follows: an engine that has room for one version lets go of what is unfinished until then.
+    """
 
 
 class VersionLoaded(Message, frozen=True):
@@ -260,6 +263,8 @@ class WorkItem(Message, frozen=True):
     columns: tuple[str, ...] = ()
     """What is stored of each row; ``by_row``: when its answer is scored, rather than with its whole group."""
     by_row: bool = False
+    mask_older: bool = False
+    """Whether of a row only tokens of its newest version are trained."""
 
     @property
     def key(self) -> ItemKey:

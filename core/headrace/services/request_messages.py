@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.contract import Completion, GenerationRequest, RequestState
+from headrace.contract import Completion, GenerationRequest, Interruption, RequestState
 from headrace.services.messages import Message
 
 
@@ -16,7 +16,8 @@ class GenerateCall(Message, frozen=True):
     cohort: str = ""
     cohort_size: int = 0
     movable: bool = False
-    """Whether it may be sent on to another instance: the caller goes where :class:`Generated` says."""
+    """Whether it may be sent on to another instance: the caller goes where :class:`Generated` says. And whether it goes
+    on under a newer version when the instance is told to switch."""
 
 
 class Generated(Message, frozen=True):
@@ -40,6 +41,22 @@ class WithdrawCall(Message, frozen=True):
     cohort: str
     cohort_size: int
     trajectory: int
+
+
+class SwitchCall(Message, frozen=True):
+    """From now on all that may be interrupted is generated under ``version``, which has been loaded: what is in the
+    middle of its answer, what waits, and what comes under an older one."""
+
+    version: int
+    interruption: Interruption
+
+
+class Switched(Message, frozen=True):
+    """``interrupted``: (trajectory, attempt, tokens of the answer so far) of those that had begun to be answered."""
+
+    interrupted: list[tuple[int, int, int]]
+    prefilled_tokens: int
+    """Tokens whose keys and values are computed again."""
 
 
 class MoveCall(Message, frozen=True):

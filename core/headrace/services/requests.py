@@ -36,6 +36,7 @@ class Pending:
     request: GenerationRequest
     done: asyncio.Future[Generated]
     trajectory: int = -1
+    attempt: int = 0
     movable: bool = False
     count: int = 0
     """Tokens so far."""
@@ -108,10 +109,12 @@ class Requests:
         self._left = asyncio.Event()
         """Set whenever a request is not here any more."""
 
-    def open(self, request: GenerationRequest, *, trajectory: int = -1, movable: bool = False) -> Pending:
+    def open(
+        self, request: GenerationRequest, *, trajectory: int = -1, attempt: int = 0, movable: bool = False
+    ) -> Pending:
         """Somebody will wait for this request."""
         done: asyncio.Future[Generated] = asyncio.get_running_loop().create_future()
-        pending = Pending(request, done, trajectory=trajectory, movable=movable)
+        pending = Pending(request, done, trajectory=trajectory, attempt=attempt, movable=movable)
         self._pending[request.request_id] = pending
         return pending
 
@@ -121,11 +124,14 @@ class Requests:
 
     def movable(self, trajectory: int, version: int) -> Pending | None:
         """The request that a trajectory is waiting for, where it may move."""
-        for pending in self._pending.values():
-            right = pending.movable and (pending.trajectory, pending.request.version) == (trajectory, version)
-            if right and not pending.done.done():
+        for pending in self.under_way():
+            if (pending.trajectory, pending.request.version) == (trajectory, version):
                 return pending
         return None
+
+    def under_way(self) -> list[Pending]:
+        """Those that somebody waits for and that may go on elsewhere, or under another version."""
+        return [pending for pending in self._pending.values() if pending.movable and not pending.done.done()]
 
     async def close(self, pending: Pending) -> None:
         """Nobody waits for it any more; the engine need not go on with it."""
@@ -197,10 +203,11 @@ class Requests:
 
     # ------------------------------------------------------------ moving
 
-    async def take(self, pending: Pending) -> RequestState | None:
+    async def take(self, pending: Pending, *, with_kv: bool = True) -> RequestState | None:
         """Take a request out of the engine; it counts as open until it is :meth:`gone` or goes on here. None when it
-        ended meanwhile, or nobody waits for it any more."""
-        if self.migration is not None:
+        ended meanwhile, or nobody waits for it any more. ``with_kv``: with its keys and values, where the engine can
+        give them."""
+        if self.migration is not None and with_kv:
             state = await self.migration.export_request(pending.request.request_id)
         else:
             pending.taken = asyncio.get_running_loop().create_future()

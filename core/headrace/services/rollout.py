@@ -1,7 +1,7 @@
 """The rollout node: one inference engine behind a socket.
 
-Requests are :mod:`~headrace.services.requests`, and their moves :mod:`~headrace.services.moves`; here they come in, and
-versions do.
+Requests are :mod:`~headrace.services.requests`, their moves :mod:`~headrace.services.moves`, and what becomes of them
+when a version comes in the middle :mod:`~headrace.services.interruptions`; here requests come in, and versions do.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from headrace.contract import (
     EngineHealth,
     InferenceContext,
     InferenceEngine,
+    Interruption,
     MultiVersion,
     Scoring,
     WeightReceiver,
     WeightTransport,
+    WeightUpdate,
 )
 from headrace.registry import build
 from headrace.services.cohorts import Cohorts
+from headrace.services.interruptions import Interruptions
 from headrace.services.messages import LoadCall, NodeSpec, RolloutSetup, VersionCall, VersionLoaded
 from headrace.services.moves import Moves
 from headrace.services.node import HEARTBEAT_SECONDS, NodeService
-from headrace.services.request_messages import GenerateCall, Generated, WithdrawCall
+from headrace.services.request_messages import GenerateCall, Generated, SwitchCall, Switched, WithdrawCall
 from headrace.services.requests import Requests
 from headrace.wire import rpc
 
@@ -64,8 +67,11 @@ class RolloutService(NodeService):
         self._transport = transport
         self._receiver: WeightReceiver | None = None
         self._loading = asyncio.Lock()
-        migrates = engine.capabilities(engine.settings).kv_migration
-        self._requests = Requests(engine, migrates=migrates)
+        able = engine.capabilities(engine.settings)
+        self._replaces = able.live_versions == 1
+        """Whether a version that is committed takes the place of the one before."""
+        self._requests = Requests(engine, migrates=able.kv_migration)
+        self._interruptions = Interruptions(self._requests)
         self._moves = Moves(self._requests, name=self.name, connect=self.network.client, supervise=self.supervise)
         self._cohorts = Cohorts(submit=self._requests.submit, supervise=self.supervise, name=self.name)
 
@@ -101,11 +107,17 @@ class RolloutService(NodeService):
         """The whole completion of one request, or where it goes on."""
         if call.movable and (address := self._moves.sent_on(call.trajectory, call.attempt)):
             return Generated(moved=address)
-        pending = self._requests.open(call.request, trajectory=call.trajectory, movable=call.movable)
+        if call.cohort:
+            return await self._in_cohort(call)
+        pending = await self._interruptions.submit(call)
         try:
-            if not call.cohort:
-                await self._requests.submit([call.request])
-                return await pending.done
+            return await pending.done
+        finally:
+            await self._requests.close(pending)
+
+    async def _in_cohort(self, call: GenerateCall) -> Generated:
+        pending = self._requests.open(call.request, trajectory=call.trajectory)
+        try:
             with self._cohorts.get(call.cohort, call.cohort_size).entered(call.trajectory, call.request) as late:
                 if late:
                     await self._requests.submit([call.request])
@@ -134,7 +146,7 @@ class RolloutService(NodeService):
                 while arrived := await asyncio.to_thread(_some, tensors):
                     for name, tensor in arrived:
                         await update.apply(name, tensor)
-                await update.commit()
+                await self._commit(update, call.interruption if self._replaces else None)
             except BaseException:  # cancelled too: nothing half-loaded stays staged; raised again
                 await update.abort()
                 raise
@@ -146,6 +158,23 @@ class RolloutService(NodeService):
             seconds=time.monotonic() - started,
             logprobs=await self._scored(call),
         )
+
+    async def _commit(self, update: WeightUpdate, interruption: Interruption | None) -> None:
+        """``interruption``: set where the version takes the place of one that requests may be in the middle of."""
+        if interruption is None:
+            await update.commit()
+            return
+        await self._interruptions.hold(interruption)
+        try:
+            await update.commit()
+        except BaseException:  # cancelled too: they go on as they were; raised again
+            await self._interruptions.go_on()
+            raise
+
+    @rpc
+    async def switch_version(self, call: SwitchCall) -> Switched:
+        """What may be interrupted goes on under a version that was loaded, and that the controller has verified."""
+        return await self._interruptions.switch(call.version, call.interruption)
 
     async def _scored(self, call: LoadCall) -> Array | None:
         probe = call.probe

@@ -9,7 +9,8 @@ model thinks impossible: neither a largest difference nor made-up tokens tell a 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,6 +50,41 @@ def require_agreement(name: str, version: int, gap: float, tolerance: float) -> 
             origin=f"self-check of version {version}",
             fix="compare the engines' model config, dtype and temperature handling",
         )
+
+
+class Agreement:
+    """``temperature``: of sampling. ``tolerance``: nats per token by which an instance and the trainer may differ on
+    the same tokens under the same weights."""
+
+    def __init__(self, *, emit: Callable[..., Any], temperature: float, tolerance: float) -> None:
+        self.probe: Probe | None = None
+        """What the first instance sampled; every version after that is probed with it."""
+        self._emit = emit
+        self._temperature = temperature
+        self._tolerance = tolerance
+
+    def loaded(self, name: str, version: int, own: Array | None, trainer: Array | None, *, checked: bool) -> bool:
+        """An instance gives these log-probs of the probe under a version that it has loaded; whether it has proved to
+        compute what the trainer computes. EngineError when it does not. Logged when it was not ``checked`` before, and
+        when it differs."""
+        if own is None or trainer is None:
+            return checked
+        gap = mean_gap(own, trainer)
+        if not checked or not gap <= self._tolerance:
+            self._tell(name, version, gap)
+        require_agreement(name, version, gap, self._tolerance)
+        return True
+
+    async def sampled(self, name: str, instance: Client, trainer: Client, version: int) -> Sampled:
+        """Have an instance sample, and compare. EngineError when the two differ, WireError when one is lost."""
+        found = await sample(name, instance, trainer, version, self._temperature)
+        gap = mean_gap(found.instance, found.trainer)
+        self._tell(name, version, gap)
+        require_agreement(name, version, gap, self._tolerance)
+        return found
+
+    def _tell(self, name: str, version: int, gap: float) -> None:
+        self._emit("self_check", instance=name, version=version, mean_abs_logprob_diff=gap, tolerance=self._tolerance)
 
 
 async def sample(name: str, instance: Client, trainer: Client, version: int, temperature: float) -> Sampled:

@@ -22,10 +22,15 @@ class Tally:
     failed_moves: int = 0
     """Moves that an instance refused, or did not get through with; whoever was to move went on where it was."""
     prefilled_again: int = 0
-    """Tokens whose keys and values were computed again after a move."""
+    """Tokens whose keys and values were computed again after a move or an interruption."""
+    interrupted: int = 0
+    """Answers that went on under a newer version in the middle."""
+    mixed: int = 0
+    """Trajectories that ended with tokens of several versions."""
 
     def clear(self) -> None:
         """It has been read."""
         self.response_tokens = self.uninformative = self.moves = self.failed_moves = self.prefilled_again = 0
+        self.interrupted = self.mixed = 0
         self.loop_lag = 0.0
         self.failed.clear()

@@ -39,6 +39,7 @@ from headrace.contract.columns import (
     PROXIMAL_LOGPROBS,
     REFERENCE_LOGPROBS,
     REWARD,
+    TOKEN_VERSIONS,
     TOKENS,
     TRAINED,
     VERSION,
@@ -141,7 +142,7 @@ class TrainingPhase:
             batch = batch.with_columns(columns)
             known.metrics.append(metrics)
         trained = batch.dense(TRAINED)
-        known.metrics.append(_staleness_metrics(known.version - batch.dense(VERSION)))
+        known.metrics.append(_staleness_metrics(known.version, batch))
         used = zip(batch.ragged(LOSS_MASK), trained, strict=True)
         known.tokens += sum(int(mask.sum()) for mask, counts in used if counts)
         return self._with_policy_logprobs(batch, trained), trained
@@ -239,8 +240,22 @@ def _step_metrics(result: StepResult) -> dict[str, Metric]:
     return {**result.metrics, **own}
 
 
-def _staleness_metrics(staleness: np.ndarray) -> dict[str, Metric]:
-    return {
-        "staleness/mean": Metric(total=float(staleness.sum()), count=float(len(staleness))),
-        "staleness/max": Metric(total=float(staleness.max()), reduction="max"),
+def _staleness_metrics(version: int, batch: Batch) -> dict[str, Metric]:
+    """Of rows, by their oldest tokens; and of tokens, where those of a row may differ."""
+    rows = version - batch.dense(VERSION)
+    metrics = {
+        "staleness/mean": Metric(total=float(rows.sum()), count=float(len(rows))),
+        "staleness/max": Metric(total=float(rows.max()), reduction="max"),
     }
+    if TOKEN_VERSIONS not in batch.columns:
+        return metrics
+    versions, oldest = batch.ragged(TOKEN_VERSIONS), batch.dense(VERSION)
+    sampled = versions.values >= 0
+    mixed = [int(own.max(initial=first)) > first for own, first in zip(versions, oldest, strict=True)]
+    metrics["staleness/mixed_share"] = Metric(total=float(sum(mixed)), count=float(len(mixed)))
+    if count := float(sampled.sum()):
+        masked = sampled & ~batch.ragged(LOSS_MASK).values
+        ages = version - versions.values[sampled]
+        metrics["staleness/token_mean"] = Metric(total=float(ages.sum()), count=count)
+        metrics["staleness/masked_share"] = Metric(total=float(masked.sum()), count=count)
+    return metrics

@@ -15,31 +15,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-import numpy as np
 
 from headrace import clock
-from headrace.contract import (
-    Batch,
-    Column,
-    Demonstrations,
-    Environment,
-    EnvironmentContext,
-    Episode,
-    Ragged,
-    Score,
-    Task,
-)
-from headrace.contract.columns import (
-    BEHAVIOUR_LOGPROBS,
-    GROUP,
-    LOSS_MASK,
-    REWARD,
-    TOKENS,
-    TRUNCATED,
-    VERSION,
-)
+from headrace.contract import Demonstrations, Environment, EnvironmentContext, Episode, Score, Task
+from headrace.contract.columns import REWARD, VERSION
 from headrace.dataplane import AsyncPlane
 from headrace.registry import build
+from headrace.services.episodes import finished, rows_of
 from headrace.services.messages import (
     CancelGroups,
     Entry,
@@ -52,7 +34,6 @@ from headrace.services.messages import (
     Report,
     Scored,
     ScorerLost,
-    TrajectoryFinished,
     WorkerSetup,
     WorkItem,
     WorkRequest,
@@ -282,7 +263,7 @@ class WorkerService(NodeService):
         else:
             episode = await self._environment.run(task, session)
         if item.kind != "evaluation":
-            self._entries.put_nowait(_finished(item, member, episode, started))
+            self._entries.put_nowait(finished(item, member, episode, started))
         return episode
 
     async def _scores(self, tasks: Sequence[Task], episodes: Sequence[Episode]) -> _Scores:
@@ -301,9 +282,8 @@ class WorkerService(NodeService):
     async def _store(
         self, item: WorkItem, members: Sequence[Member], episodes: Sequence[Episode], scored: _Scores
     ) -> None:
-        versions = [min((s.version for s in e.spans), default=item.version) for e in episodes]
         await self._entries.join()
-        rows = _rows(item, members, episodes, scored.scores, versions)
+        rows = rows_of(item, members, episodes, scored.scores)
         tags = {VERSION: rows.dense(VERSION), REWARD: rows.dense(REWARD)}
         stored = {name: rows.columns[name] for name in item.columns}
         await self._plane.put(item.partition, stored, rows=rows.rows, tags=tags, fresh=True)
@@ -350,37 +330,3 @@ def _first(error: Exception) -> Exception:
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _finished(item: WorkItem, member: Member, episode: Episode, started: float) -> TrajectoryFinished:
-    sampled = int(episode.loss_mask.sum())
-    first = int(np.argmax(episode.loss_mask)) if sampled else len(episode.tokens)
-    return TrajectoryFinished(
-        group=item.group,
-        trajectory=member.trajectory,
-        spans=[(s.version, s.start - first, s.stop - first) for s in episode.spans],
-        prompt_tokens=len(episode.tokens) - sampled,
-        response_tokens=sampled,
-        finish_reason=episode.finish_reason,
-        started=started,
-        finished=clock.now(),
-    )
-
-
-def _rows(
-    item: WorkItem,
-    members: Sequence[Member],
-    episodes: Sequence[Episode],
-    scores: Sequence[Score],
-    versions: Sequence[int],
-) -> Batch:
-    columns: dict[str, Column] = {
-        TOKENS: Ragged.from_arrays([e.tokens for e in episodes], dtype=np.int32),
-        LOSS_MASK: Ragged.from_arrays([e.loss_mask for e in episodes], dtype=bool),
-        BEHAVIOUR_LOGPROBS: Ragged.from_arrays([e.logprobs for e in episodes], dtype=np.float32),
-        REWARD: np.array([s.reward for s in scores], dtype=np.float32),
-        GROUP: np.full(len(episodes), item.group, dtype=np.int64),
-        VERSION: np.array(versions, dtype=np.int64),
-        TRUNCATED: np.array([e.finish_reason == "length" for e in episodes], dtype=bool),
-    }
-    return Batch(rows=np.array([m.trajectory for m in members], dtype=np.int64), columns=columns)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from headrace.contract import Batch, Ragged
-from headrace.contract.columns import ADVANTAGES, GROUP, LOSS_MASK, REWARD
+from headrace.contract.columns import ADVANTAGES, GROUP, LOSS_MASK, REWARD, TOKEN_VERSIONS
 from headrace_algorithms.grpo import Grpo
+from headrace_algorithms.reporting import response_metrics
 from headrace_algorithms.rows import TRAJECTORY
 from headrace_algorithms.settings import GrpoSettings
 from headrace_algorithms.shaping import generated_tokens, overlong_penalty
@@ -28,6 +29,15 @@ def rows_with(masks: list[list[int]], rewards: list[float], **columns: list[int]
 
 def test_B16_length_counts_generated_tokens_only() -> None:
     assert generated_tokens(rows_with([[0, 1, 1, 0, 0, 1, 1, 1]], [0.0])).tolist() == [5]
+
+
+def test_tokens_that_another_version_sampled_count_though_they_are_not_trained() -> None:
+    batch = rows_with([[0, 0, 0, 0, 1, 1]], [0.0])
+    versions = Ragged.from_arrays([np.array([-1, 3, 3, -1, 4, 4], dtype=np.int32)])
+    mixed = batch.with_columns({TOKEN_VERSIONS: versions})
+    assert generated_tokens(mixed).tolist() == [4]
+    assert response_metrics(mixed)["response/length"].value == 4
+    assert response_metrics(batch)["response/length"].value == 2
 
 
 def test_B16_the_penalty_grows_over_the_buffer_and_ends_at_one() -> None:

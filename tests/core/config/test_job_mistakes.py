@@ -227,6 +227,18 @@ def test_a_bound_that_phases_share_is_refused_once_and_where_it_is_written(error
         assert f"[staleness] {out}" in error
 
 
+def test_keys_and_values_are_kept_only_by_an_engine_that_can_give_them_out(
+    errors_of: ErrorsOf, write_job: WriteJob
+) -> None:
+    bounded = f'policy = "{PLUGINS}:Bounded"\nmax_staleness = 1'
+    keeps, recomputes = (f'policy = "partial_rollout"\nmax_staleness = 1\nkeep_kv = {kv}' for kv in ("true", "false"))
+    (error,) = errors_of((bounded, keeps))
+    assert f"inference engine '{PLUGINS}:Engine' cannot give them out: it does not declare kv_migration" in error
+    assert "[staleness] keep_kv = true" in error
+    assert "set staleness.keep_kv = false" in error
+    assert check_job(load_job(write_job((bounded, recomputes)))) == []
+
+
 def test_a_policy_that_is_unknown_is_named_by_its_key(errors_of: ErrorsOf) -> None:
     (error,) = errors_of((f'policy = "{PLUGINS}:Bounded"', 'policy = "multi_versio"'))
     assert "no staleness policy named 'multi_versio'" in error

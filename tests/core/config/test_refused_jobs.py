@@ -74,7 +74,8 @@ MISTAKES: dict[str, Mistake] = {
     "unknown_policy": (
         [(BOUNDED, 'policy = "multi_versions"')],
         '[staleness] policy = "multi_versions"',
-        "no staleness policy named 'multi_versions'; installed: delayed_update, multi_version, synchronous, windowed",
+        "no staleness policy named 'multi_versions'; installed: delayed_update, multi_version, partial_rollout, "
+        "synchronous, windowed",
         'set policy = "multi_version"',
     ),
     "impossible_pair": (

@@ -263,3 +263,12 @@ def test_a_bound_of_zero_is_the_synchronous_run_in_which_nothing_is_interrupted(
     assert partial_rollout(0).interruption is None
     assert partial_rollout(0).lockstep
     assert not partial_rollout(1).lockstep
+
+
+def test_demonstrations_are_never_interrupted() -> None:
+    flow = Flow(policy=partial_rollout(2), batch_groups=2, group_size=1, rollout=False)
+    for _ in range(4):
+        ticket(flow)
+    advance(flow, (0, 1), version=0)
+    assert flow.interruption is None
+    assert flow.retirable() == (), "groups of version 0 are in flight"

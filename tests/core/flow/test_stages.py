@@ -58,6 +58,14 @@ def test_demonstrations_have_no_log_probs_and_no_advantages() -> None:
     assert not {"behaviour_logprobs", "advantages"} & set(stages[-1].reads)
 
 
+def test_a_version_for_each_token_is_made_where_trajectories_are_interrupted() -> None:
+    for stages in (stages_of(AlgorithmNeeds()), stages_of(AlgorithmNeeds(rollout=False), interrupts=True)):
+        assert not any("token_versions" in stage.writes for stage in stages)
+    edges = flowing(stages_of(AlgorithmNeeds(), interrupts=True))
+    read_by = [edge.target for edge in edges if "token_versions" in edge.columns and edge.source == "generate"]
+    assert read_by == ["advantage", "train"]
+
+
 def test_columns_flow_from_their_writer_to_every_stage_that_reads_them() -> None:
     edges = {(e.source, e.target): e.columns for e in flowing(stages_of(AlgorithmNeeds(reference_logprobs=True)))}
     made = ("tokens", "loss_mask", "behaviour_logprobs", "group", "version", "truncated")

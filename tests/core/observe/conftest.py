@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from support.interrupted_run import interrupted_run
 from support.mishaps import Mishaps
 from support.simulated_run import Simulation
 
@@ -32,3 +34,9 @@ def run_dir(simulation: Simulation, tmp_path: Path) -> Path:
 def mishaps() -> Mishaps:
     """A run that lost nodes and was resumed; not to be changed."""
     return Mishaps()
+
+
+@pytest.fixture(scope="session")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Events of a run whose trajectories are interrupted."""
+    return interrupted_run(tmp_path_factory.mktemp("interrupted"))

@@ -151,7 +151,7 @@ def test_an_absent_log_is_refused_with_a_fix(tmp_path: Path) -> None:
 
 
 def test_every_kind_has_the_common_keys_besides_its_own() -> None:
-    assert len(FIELDS) == 27
+    assert len(FIELDS) == 28
     assert not any(fields & {"seq", "time", "epoch", "kind"} for fields in FIELDS.values())
 
 

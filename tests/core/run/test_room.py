@@ -13,6 +13,7 @@ import pytest
 from headrace.config.room import SMALLEST_ROW
 from headrace.contract import AlgorithmNeeds
 from headrace.dataplane.messages import UnitFigures
+from headrace.flow.stages import stages_of
 from headrace.run.columns import flow_columns, phase_partition
 from headrace.run.room import STILL, watch_room
 
@@ -58,7 +59,9 @@ async def test_a_run_that_stands_still_for_want_of_room_says_so_once_each_time(
 
 
 def test_the_smallest_row_is_one_of_two_tokens_in_the_columns_of_a_run() -> None:
-    least = flow_columns(AlgorithmNeeds(rollout=False, behaviour_logprobs=False), apart=False, lockstep=False)
+    least = flow_columns(
+        stages_of(AlgorithmNeeds(rollout=False, behaviour_logprobs=False)), apart=False, lockstep=False
+    )
     columns = phase_partition("any", least, group_size=1).columns.values()
     sizes = [np.dtype(column.dtype).itemsize * prod(column.shape) * (2 if column.ragged else 1) for column in columns]
     assert sum(sizes) == SMALLEST_ROW

@@ -27,6 +27,7 @@ from headrace.contract import (
 )
 from headrace.contract.generation import empty_tokens
 from headrace.registry import PluginSpec
+from headrace.services.interruptions import Interruptions
 from headrace.services.messages import NodeSpec, RolloutSetup, VersionCall
 from headrace.services.request_messages import GenerateCall
 from headrace.services.requests import Requests
@@ -114,6 +115,7 @@ async def service(sockets: Path) -> AsyncIterator[RolloutService]:
     service = RolloutService(spec)
     service._engine = SlowToEnd()
     service._requests = Requests(service._engine, migrates=False)
+    service._interruptions = Interruptions(service._requests)
     service.supervise(service._requests.collect(), "engine outputs")
     yield service
     await service.cancel_background()

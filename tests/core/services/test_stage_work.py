@@ -21,6 +21,7 @@ from headrace.contract.columns import (
     TRUNCATED,
     VERSION,
 )
+from headrace.flow.stages import stages_of
 from headrace.registry import PluginSpec
 from headrace.run.columns import flow_columns
 from headrace.services.logprobs import group_passes, logprobs
@@ -38,7 +39,7 @@ ENGINE = PluginSpec(role="training_engine", use="headrace.testing:FakeTrainingEn
 
 
 def phase(stage: str, *, algorithm: PluginSpec = GRPO, model: str = "", lockstep: bool = False) -> StagePhase:
-    columns = flow_columns(Grpo.needs(Grpo.Settings(kl_coefficient=0.1)), apart=True, lockstep=lockstep)
+    columns = flow_columns(stages_of(Grpo.needs(Grpo.Settings(kl_coefficient=0.1))), apart=True, lockstep=lockstep)
     return StagePhase(
         partition="rl",
         reads=columns.consumers[stage],
@@ -156,13 +157,13 @@ def test_in_lockstep_a_group_shares_a_forward_pass_with_itself_alone(tmp_path: P
 
 
 def test_in_lockstep_no_stage_takes_rows_ahead_of_their_group() -> None:
-    columns = flow_columns(Grpo.needs(Grpo.Settings(kl_coefficient=0.1)), apart=True, lockstep=True)
+    columns = flow_columns(stages_of(Grpo.needs(Grpo.Settings(kl_coefficient=0.1))), apart=True, lockstep=True)
     assert columns.by_row == ()
 
 
 @pytest.mark.parametrize("apart", [True, False])
 def test_only_stages_apart_store_what_they_add(apart: bool) -> None:
-    columns = flow_columns(Grpo.needs(Grpo.Settings(kl_coefficient=0.1)), apart=apart, lockstep=False)
+    columns = flow_columns(stages_of(Grpo.needs(Grpo.Settings(kl_coefficient=0.1))), apart=apart, lockstep=False)
     assert sorted(columns.consumers) == (["advantage", "reference", "train"] if apart else ["train"])
     assert columns.by_row == (("reference",) if apart else ())
     assert columns.consumers["train"] == columns.all

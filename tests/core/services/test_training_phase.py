@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from headrace.contract import Array, Batch, Ragged, TrainingContext
-from headrace.contract.columns import BEHAVIOUR_LOGPROBS, GROUP, LOSS_MASK, REWARD, TOKENS, TRUNCATED, VERSION
+from headrace.contract.columns import (
+    BEHAVIOUR_LOGPROBS,
+    GROUP,
+    LOSS_MASK,
+    REWARD,
+    TOKEN_VERSIONS,
+    TOKENS,
+    TRUNCATED,
+    VERSION,
+)
 from headrace.registry import PluginSpec
 from headrace.services.messages import PhaseSetup, TrainReply
 from headrace.services.training_phase import TrainingPhase
@@ -98,3 +107,30 @@ def test_a_part_that_reaches_over_two_mini_batches_is_cut_between_groups(tmp_pat
     train(apart, [[0, 1], [2, 3]])
     for name, tensor in weights(apart).items():
         np.testing.assert_allclose(weights(cut)[name], tensor, rtol=1e-6)
+
+
+def test_staleness_is_that_of_rows_and_where_these_are_mixed_of_tokens_too(tmp_path: Path) -> None:
+    """Every row has four sampled tokens; two of one row are one version newer, and of another two are masked."""
+    whole = batch(range(GROUPS))
+    versions = np.where(whole.ragged(LOSS_MASK).values, 3, -1).astype(np.int32).reshape(-1, 6)
+    versions[0, 4:] = 4
+    mask = whole.ragged(LOSS_MASK).values.reshape(-1, 6).copy()
+    mask[1, 2:4] = False
+    mixed = whole.with_columns(
+        {
+            TOKEN_VERSIONS: whole.ragged(TOKENS).like(versions.reshape(-1)),
+            LOSS_MASK: whole.ragged(TOKENS).like(mask.reshape(-1)),
+        }
+    )
+    metrics = {name: metric.value for name, metric in trained(tmp_path, mixed, version=5).metrics.items()}
+    rows, tokens = GROUPS * SIZE, 4 * GROUPS * SIZE
+    assert (metrics["staleness/mean"], metrics["staleness/max"]) == (2, 2)
+    assert metrics["staleness/token_mean"] == pytest.approx((2 * tokens - 2) / tokens)
+    assert metrics["staleness/mixed_share"] == pytest.approx(1 / rows)
+    assert metrics["staleness/masked_share"] == pytest.approx(2 / tokens)
+    plain = trained(tmp_path, whole, version=5).metrics
+    assert not {"staleness/token_mean", "staleness/mixed_share", "staleness/masked_share"} & plain.keys()
+
+
+def trained(folder: Path, whole: Batch, *, version: int) -> TrainReply:
+    return phase(folder, streaming=False, mini_batches=1).train(whole, version, last=True)

@@ -22,10 +22,11 @@ _MOVED = {
 _PHASE = {
     "phase": "only",
     "algorithm": "grpo",
-    "policy": "multi_version",
+    "policy": "partial_rollout",
     "max_staleness": 1,
     "batch_groups": 1,
     "group_size": 2,
+    "interrupts": True,
     "rollout": True,
     "version": 0,
     "steps": 1,
@@ -55,6 +56,10 @@ _HAPPENED: list[tuple[str, dict[str, Any]]] = [
     ("node_started", {"node": "rollout-0", "role": "rollout", "pid": 42}),
     ("version_published", {"version": 0, "digest": "a0", "nbytes": 64}),
     ("instance_version", {"instance": "rollout-0", "version": 0, "digest": "a0"}),
+    (
+        "instance_switched",
+        {"instance": "rollout-0", "version": 0, "interrupted": [(0, 0, 2)], "prefilled_tokens": 5},
+    ),
     ("instance_draining", {"instance": "rollout-1"}),
     ("instance_left", {"instance": "rollout-1"}),
     ("self_check", {"instance": "rollout-0", "version": 0, "mean_abs_logprob_diff": 1e-6, "tolerance": 1e-3}),

@@ -72,6 +72,12 @@ class Forger:
 
 
 @pytest.fixture
+def forger() -> type[Forger]:
+    """For logs of other runs."""
+    return Forger
+
+
+@pytest.fixture
 def log(simulation: Any, tmp_path: Path) -> Forger:
     """An honest log of two phases."""
     return Forger(simulation.events, tmp_path / "events.jsonl")

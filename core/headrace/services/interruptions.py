@@ -1,0 +1,96 @@
+"""Answers that go on under another version in the middle, at one rollout instance.
+
+Invariant: once the instance has switched, nothing that may be interrupted is submitted under an older version, nor left
+in the engine under one; what was sampled before keeps its version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from headrace.contract import GenerationRequest, Interruption, RequestState
+from headrace.errors import EngineError
+from headrace.services.request_messages import GenerateCall, Switched
+from headrace.services.requests import Pending, Requests
+
+
+class Interruptions:
+    """Of the requests that may move: those of trajectories that are rolled out, outside lockstep."""
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+        self._version = -1
+        """What they are generated under at least."""
+        self._turn = asyncio.Lock()
+        """Held while requests are out of the engine: none comes in between."""
+        self._held: list[tuple[Pending, RequestState]] | None = None
+
+    async def submit(self, call: GenerateCall) -> Pending:
+        """Have the engine work on a request, under the version of now where that is newer."""
+        async with self._turn:
+            request = self._under(call.request) if call.movable else call.request
+            pending = self._requests.open(
+                request, trajectory=call.trajectory, attempt=call.attempt, movable=call.movable
+            )
+            try:
+                await self._requests.submit([request])
+            except BaseException:  # cancelled too: nobody will wait for it; raised again
+                await self._requests.close(pending)
+                raise
+            return pending
+
+    async def hold(self, interruption: Interruption) -> None:
+        """Take all of them out of the engine, until :meth:`go_on`."""
+        await self._turn.acquire()
+        pending, with_kv = self._requests.under_way(), interruption.keep_kv
+        try:
+            taken = await asyncio.gather(*(self._take(each, with_kv=with_kv) for each in pending))
+        except BaseException:  # cancelled too: nothing is held; raised again
+            self._turn.release()
+            raise
+        self._held = [(each, state) for each, state in zip(pending, taken, strict=True) if state is not None]
+
+    async def _take(self, pending: Pending, *, with_kv: bool) -> RequestState | None:
+        try:
+            return await self._requests.take(pending, with_kv=with_kv)
+        except EngineError as error:
+            _fail(pending, error)
+            return None
+
+    async def switch(self, version: int, interruption: Interruption) -> Switched:
+        """Have all of them go on under a version that the engine serves."""
+        if self._held is None:
+            await self.hold(interruption)
+        self._version = version
+        return await self.go_on()
+
+    async def go_on(self) -> Switched:
+        """Give the engine back what is held."""
+        held, self._held = self._held or [], None
+        try:
+            again = [await self._resume(pending, state) for pending, state in held]
+        finally:
+            self._turn.release()
+        interrupted = [(p.trajectory, p.attempt, len(state.token_ids)) for p, state in held if len(state.token_ids)]
+        return Switched(interrupted=interrupted, prefilled_tokens=sum(again))
+
+    async def _resume(self, pending: Pending, state: RequestState) -> int:
+        pending.request = self._under(state.request)
+        migration = self._requests.migration
+        if state.kv and migration is not None:
+            state = replace(state, fingerprint=migration.fingerprint(pending.request.version))
+        try:
+            return await self._requests.go_on(pending, replace(state, request=pending.request))
+        except EngineError as error:
+            _fail(pending, error)
+            return 0
+
+    def _under(self, request: GenerationRequest) -> GenerationRequest:
+        return request if request.version >= self._version else replace(request, version=self._version)
+
+
+def _fail(pending: Pending, error: EngineError) -> None:
+    """Its trajectory is tried again."""
+    if not pending.done.done():
+        pending.done.set_exception(error)

@@ -1,0 +1,241 @@
+"""Answers that go on under another version in the middle, at a rollout node with a server of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from headrace.contract import Array, Completion, Interruption, TransportContext, WeightSource
+from headrace.errors import EngineError, HeadraceError
+from headrace.services.messages import LoadCall, VersionCall, VersionLoaded
+from headrace.services.request_messages import Generated, SwitchCall, Switched
+from headrace.testing import FakeTrainingEngine, FakeWeightTransport
+from headrace.testing.bigram import Bigram, load_bigram
+from headrace.wire import Network
+from support.instances import PROMPT, TOKENS, Instance, asking, begun, until
+
+RECOMPUTE, KEEP = Interruption(), Interruption(keep_kv=True)
+Start = Callable[..., Any]
+
+
+class Weights(WeightSource):
+    def __init__(self, tensors: dict[str, Array]) -> None:
+        self._tensors = tensors
+
+    def tensors(self) -> Iterator[tuple[str, Array]]:
+        yield from self._tensors.items()
+
+
+class Published:
+    """Versions 0 to 2 of a model, each other weights; and 9, which lacks some."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.chmod(0o700)
+        FakeTrainingEngine.create_model(str(folder / "model"), settings={}, seed=3)
+        base = load_bigram(str(folder / "model"))
+        publisher = FakeWeightTransport(FakeWeightTransport.Settings()).publisher(
+            TransportContext(directory=str(folder), name="trainer")
+        )
+        self.address = publisher.address()
+        self.models: dict[int, Bigram] = {}
+        for version in range(3):
+            generator = np.random.default_rng(version)
+            tensors = {
+                name: (tensor + generator.standard_normal(tensor.shape)).astype(np.float32)
+                for name, tensor in base.tensors.items()
+            }
+            publisher.publish(version, Weights(tensors))
+            self.models[version] = base.with_tensors(tensors)
+        publisher.publish(9, Weights(dict([*base.tensors.items()][:1])))
+
+    def logprobs(self, completion: Completion) -> list[float]:
+        """Of its tokens, each under the version that is said to have sampled it."""
+        versions = [s.version for s in completion.spans for _ in range(s.start, s.stop)]
+        before = [int(PROMPT[-1]), *completion.token_ids.tolist()]
+        return [
+            float(self.models[version].logprobs(np.array([previous]), temperature=1.0)[0, token])
+            for version, previous, token in zip(versions, before, completion.token_ids.tolist(), strict=False)
+        ]
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Published:
+    return Published(tmp_path)
+
+
+@pytest.fixture
+async def start(tmp_path: Path, published: Published) -> AsyncIterator[Start]:
+    """``await start(settings)``: an instance that serves version 0."""
+    started: list[Instance] = []
+
+    async def begin(**settings: Any) -> Instance:
+        network = Network.create(str(tmp_path))
+        started.append(instance := Instance("rollout-0", tmp_path, network, settings, publisher=published.address))
+        await instance.start(network)
+        await instance.ask("load_version", LoadCall(version=0, probe=None), VersionLoaded)
+        return instance
+
+    yield begin
+    for instance in started:
+        await instance.close()
+
+
+async def load(instance: Instance, version: int, interruption: Interruption = RECOMPUTE) -> None:
+    await instance.ask("load_version", LoadCall(version=version, probe=None, interruption=interruption), VersionLoaded)
+
+
+async def switch(instance: Instance, version: int, interruption: Interruption = RECOMPUTE) -> Switched:
+    call = SwitchCall(version=version, interruption=interruption)
+    switched: Switched = await instance.ask("switch_version", call, Switched)
+    return switched
+
+
+async def interrupt(instance: Instance, version: int, interruption: Interruption = RECOMPUTE) -> Switched:
+    """In the middle of what it decodes."""
+    await load(instance, version, interruption)
+    switched = await switch(instance, version, interruption)
+    instance.decodes.set()
+    return switched
+
+
+async def completed(answer: asyncio.Task[Generated]) -> Completion:
+    completion = (await answer).completion
+    assert completion is not None
+    return completion
+
+
+def spans(completion: Completion) -> list[tuple[int, int, int]]:
+    return [(s.version, s.start, s.stop) for s in completion.spans]
+
+
+@pytest.mark.parametrize("live_versions", [1, 2])
+@pytest.mark.parametrize(
+    ("migrates", "interruption", "kept"), [(True, KEEP, True), (True, RECOMPUTE, False), (False, RECOMPUTE, False)]
+)
+async def test_an_interrupted_answer_keeps_its_prefix_and_each_token_the_log_prob_of_its_version(
+    start: Start, published: Published, live_versions: int, migrates: bool, interruption: Interruption, kept: bool
+) -> None:
+    instance = await start(live_versions=live_versions, kv_migration=migrates)
+    answer = await begun(instance, asking(version=0))
+    before, known = await instance.prefilled(), instance.engine._generated
+    switched = await interrupt(instance, 1, interruption)
+    completion = await completed(answer)
+    (trajectory, attempt, tokens) = switched.interrupted[0]
+    assert (trajectory, attempt, tokens >= 3) == (7, 0, True)
+    assert tokens == known
+    assert spans(completion) == [(0, 0, tokens), (1, tokens, TOKENS)]
+    assert len(completion.token_ids) == TOKENS
+    assert completion.logprobs.tolist() == pytest.approx(published.logprobs(completion), abs=1e-6)
+    again = 0 if kept else len(PROMPT) + tokens
+    assert (switched.prefilled_tokens, await instance.prefilled() - before) == (again, again)
+
+
+@pytest.mark.parametrize("migrates", [True, False])
+async def test_an_answer_is_interrupted_again_and_again(start: Start, published: Published, migrates: bool) -> None:
+    instance = await start(live_versions=2, kv_migration=migrates)
+    answer = await begun(instance, asking(version=0))
+    await load(instance, 1)
+    first = await switch(instance, 1)
+    await instance.ask("retire_version", VersionCall(version=0), None)
+    before = instance.engine._generated
+    instance.decodes.set()
+    await until(lambda: instance.engine._generated >= before + 3)
+    instance.decodes.clear()
+    second = await interrupt(instance, 2)
+    completion = await completed(answer)
+    (_, _, one), (_, _, two) = first.interrupted[0], second.interrupted[0]
+    assert 0 < one < two < TOKENS
+    assert spans(completion) == [(0, 0, one), (1, one, two), (2, two, TOKENS)]
+    assert completion.logprobs.tolist() == pytest.approx(published.logprobs(completion), abs=1e-6)
+
+
+async def test_what_comes_later_under_an_older_version_is_answered_by_the_newer_one(start: Start) -> None:
+    instance = await start(live_versions=2)
+    await interrupt(instance, 1)
+    await instance.ask("retire_version", VersionCall(version=0), None)
+    completion = (await instance.ask("generate", asking(version=0))).completion
+    assert spans(completion) == [(1, 0, TOKENS)]
+
+
+async def test_held_out_answers_are_not_interrupted(start: Start) -> None:
+    instance = await start(live_versions=2)
+    pinned = msgspec.structs.replace(asking("pinned", version=0), movable=False)
+    answer = await begun(instance, pinned)
+    switched = await interrupt(instance, 1)
+    assert switched.interrupted == []
+    assert spans(await completed(answer)) == [(0, 0, TOKENS)]
+
+
+async def test_what_has_not_begun_is_not_interrupted_and_begins_under_the_newer_version(start: Start) -> None:
+    instance = await start(live_versions=2, slots=1)
+    first = await begun(instance, asking("first", 1, version=0))
+    second = asyncio.create_task(instance.ask("generate", asking("second", 2, version=0)))
+    await until(lambda: "second" in instance.engine._open)
+    switched = await interrupt(instance, 1)
+    assert [trajectory for trajectory, _, _ in switched.interrupted] == [1]
+    assert len(spans(await completed(first))) == 2
+    assert spans(await completed(second)) == [(1, 0, TOKENS)]
+
+
+async def test_an_engine_with_room_for_one_version_lets_go_until_it_has_switched(start: Start) -> None:
+    instance = await start(live_versions=1)
+    answer = await begun(instance, asking(version=0))
+    await load(instance, 1)
+    instance.decodes.set()
+    assert (await instance.service.health(None)).versions == (1,)
+    assert not instance.engine._open, "nothing is decoded before the controller has verified the version"
+    late = asyncio.create_task(instance.ask("generate", asking("late", 8, version=0)))
+    switched = await switch(instance, 1)
+    ((_, _, tokens),) = switched.interrupted
+    assert spans(await completed(answer)) == [(0, 0, tokens), (1, tokens, TOKENS)]
+    assert spans(await completed(late)) == [(1, 0, TOKENS)]
+
+
+async def test_a_version_that_cannot_be_committed_interrupts_nothing(start: Start) -> None:
+    instance = await start(live_versions=1)
+    answer = await begun(instance, asking(version=0))
+    instance.decodes.set()
+    with pytest.raises(EngineError, match="version 9 is incomplete"):
+        await load(instance, 9)
+    assert spans(await completed(answer)) == [(0, 0, TOKENS)]
+
+
+async def test_an_answer_that_is_given_up_while_it_is_held_does_not_go_on(start: Start) -> None:
+    instance = await start(live_versions=1)
+    call = asking(version=0)
+    answer = asyncio.create_task(instance.service.generate(call))
+    await until(lambda: instance.engine._generated >= 3)
+    await load(instance, 1)
+    answer.cancel()
+    await asyncio.wait({answer})
+    assert (await switch(instance, 1)).prefilled_tokens == 0
+    assert not instance.engine._open
+
+
+@pytest.mark.parametrize("fails", ["take", "go_on"])
+async def test_an_answer_that_cannot_go_on_fails_alone(
+    start: Start, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    instance = await start(live_versions=2)
+    lucky = await begun(instance, asking("lucky", 2, version=0))
+    unlucky = asyncio.create_task(instance.ask("generate", asking("unlucky", 1, version=0)))
+    await until(lambda: "unlucky" in instance.engine._open)
+    requests = instance.service._requests
+    own = getattr(requests, fails)
+
+    async def failing(pending: Any, *rest: Any, **named: Any) -> Any:
+        if pending.request.request_id == "unlucky":
+            raise EngineError("no room")
+        return await own(pending, *rest, **named)
+
+    monkeypatch.setattr(requests, fails, failing)
+    await interrupt(instance, 1)
+    with pytest.raises(HeadraceError, match="no room"):
+        await unlucky
+    assert len(spans(await completed(lucky))) == 2
