@@ -12,6 +12,7 @@ from headrace.simulate.scenario import Candidate, Scenario
 from headrace.simulate.simulation import Simulation
 from headrace_staleness.delayed_update import DelayedUpdate
 from headrace_staleness.multi_version import MultiVersion
+from headrace_staleness.partial_rollout import PartialRollout
 from headrace_staleness.synchronous import Synchronous
 from headrace_staleness.windowed import Windowed
 
@@ -66,6 +67,10 @@ def windowed(bound: int) -> Candidate:
 
 def multi_version(bound: int) -> Candidate:
     return candidate(MultiVersion(MultiVersion.Settings(max_staleness=bound)))
+
+
+def partial_rollout(bound: int, *, keep_kv: bool = False) -> Candidate:
+    return candidate(PartialRollout(PartialRollout.Settings(max_staleness=bound, keep_kv=keep_kv)))
 
 
 def run(at: Scenario, policy: Candidate) -> Outcome:

@@ -102,6 +102,15 @@ class Engine:
         self._stalled = max(self._stalled, self._environment.now) + seconds
         self._plan()
 
+    def prefill_again(self) -> None:
+        """The KV of all trajectories in slots is of old weights, and computed anew; held-out answers keep theirs."""
+        self.advance()
+        running = self._running.values()
+        tokens = sum(r.context + self._steps - begun for begun, r in running if r.trajectory >= 0)
+        self.prefilled_again += tokens
+        self._stalled = max(self._stalled, self._environment.now) + self._prefill * tokens
+        self._plan()
+
     def stop(self) -> list[int]:
         """The process is gone, with all it had, which is returned."""
         self.advance()

@@ -112,6 +112,8 @@ class Fleet:
             return  # it failed meanwhile, and has begun anew
         if switch.load in self._published:  # else it was retired while it travelled
             self._flow.committed(switch.instance, switch.load)
+            if self._flow.interruption is not None and not self._flow.interruption.keep_kv:
+                instance.engine.prefill_again()
         self._flow.switch_ended(switch.instance)
         self._changed()
 

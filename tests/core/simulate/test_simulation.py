@@ -14,7 +14,16 @@ from headrace.simulate.lengths import Bimodal, LogNormal
 from headrace.simulate.scenario import Candidate
 from headrace.simulate.simulation import Simulation, Span
 from headrace_staleness.synchronous import Synchronous
-from support.virtual_job import candidate, delayed_update, multi_version, run, scenario, synchronous, windowed
+from support.virtual_job import (
+    candidate,
+    delayed_update,
+    multi_version,
+    partial_rollout,
+    run,
+    scenario,
+    synchronous,
+    windowed,
+)
 
 HEAVY = LogNormal(median=10, sigma=1.2, cap=200)
 POLICIES = st.one_of(
@@ -22,6 +31,7 @@ POLICIES = st.one_of(
     st.just(delayed_update()),
     st.integers(0, 3).map(windowed),
     st.integers(0, 4).map(multi_version),
+    st.integers(0, 4).map(partial_rollout),
 )
 
 
@@ -162,6 +172,25 @@ def test_the_tail_of_an_old_version_moves_to_few_instances_where_each_hosts_one_
     assert handed.prefilled_again == 0
     assert again.prefilled_again > 0
     assert run(replace(at, live_versions=5), multi_version(4)).moves == 0, "nobody is in the way"
+
+
+def test_partial_rollout_pays_for_what_it_computes_again_and_multi_version_does_not() -> None:
+    """Where that is free both are alike, and the first does with instances that host one version at a time."""
+    tails = {"lengths": Bimodal(short=10, long=60, share=0.05), "batches": 60}
+    free, dear = {"train_seconds": 20.0}, {"train_seconds": 20.0, "prefill_seconds_per_token": 0.05}
+    pinned, interrupted = (
+        run(scenario(**tails, costs=free), policy) for policy in (multi_version(3), partial_rollout(3))
+    )
+    assert interrupted.step_seconds == pytest.approx(pinned.step_seconds, rel=0.02)
+    assert interrupted.prefilled_again > 0 == pinned.prefilled_again
+    narrow = run(scenario(**tails, costs=free, live_versions=1), partial_rollout(3))
+    assert narrow.step_seconds == pytest.approx(interrupted.step_seconds)
+    again, kept = (
+        run(scenario(**tails, costs=dear), policy) for policy in (partial_rollout(3), partial_rollout(3, keep_kv=True))
+    )
+    assert kept.prefilled_again == 0
+    assert again.prefilled_again > 0
+    assert kept.step_seconds <= again.step_seconds
 
 
 def test_what_an_instance_had_starts_anew_when_it_fails() -> None:
