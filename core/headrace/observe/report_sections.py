@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.observe.audit import AuditResult
-from headrace.observe.audit_result import format_audit
+from headrace.observe.audit_result import format_audit, without_c1
 from headrace.observe.records import EvaluationRecord
 from headrace.observe.report_data import RunData
 
@@ -35,11 +35,14 @@ def header(run_dir: Path, data: RunData, result: AuditResult) -> str:
     about = [run_dir.name, f"started {when}", ENDS[data.status] + (f": {data.reason}" if data.reason else ""), phases]
     tiles = "".join(f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in _tiles(data, result))
     mark, kind = ("✓ Audit passed", "good") if result.ok else ("✗ Audit failed", "bad")
+    if result.ok and result.summary["interrupting"]:
+        mark += " without C1"
     if result.ok and not result.finished:
-        mark, kind = "✓ Audit passed so far", "unfinished"
+        mark, kind = f"{mark} so far", "unfinished"
+    without = "".join(f'<p class="muted">{escape(note)}</p>\n' for note in without_c1(result))
     return (
         f'<h1>{escape(data.job_name)}</h1>\n<p class="muted">{escape(" · ".join(filter(None, about)))}</p>\n'
-        f'<p class="verdict {kind}">{mark}: {escape(result.verdict.split(": ", 1)[1])}</p>\n'
+        f'<p class="verdict {kind}">{mark}: {escape(result.verdict.split(": ", 1)[1])}</p>\n{without}'
         f'<dl class="tiles">{tiles}</dl>'
     )
 
@@ -71,6 +74,10 @@ def _tiles(data: RunData, result: AuditResult) -> Iterator[tuple[str, str]]:
         yield "staleness, mean", f"{mean:.2f} <small>max {max(counts)} of {bound}</small>"
     if moves := result.summary["moves"]:
         yield "moved while generating", f"{moves:,} <small>{result.summary['prefilled_again']:,} tokens again</small>"
+    if result.summary["interrupting"]:
+        mixed, interrupted = result.summary["mixed"], result.summary["interrupted"]
+        again = f"{interrupted:,} interruptions, {result.summary['prefilled_again']:,} tokens again"
+        yield "trained, of several versions", f"{mixed:,} <small>{again}</small>"
     if data.idle_share is not None:
         yield "trainer idle", f"{data.idle_share:.0%}"
 
