@@ -39,7 +39,6 @@ from headrace.services.messages import (
     WorkRequest,
     item_key,
 )
-from headrace.services.request_messages import Switched
 from headrace.services.rows import PhaseRows
 from headrace.services.supervisor import Supervisor
 from headrace.services.tally import Tally
@@ -96,7 +95,7 @@ class Controller:
         """Groups of which a storage could not keep rows, until their workers say why."""
         self._slow: set[str] = set()
         """Processes whose event loop stood still; each is told of once."""
-        fleet.changed, fleet.switched = self.pump, self._switched
+        fleet.changed, fleet.switched = self.pump, self.tally.switched
 
     # ------------------------------------------------------------ nodes
 
@@ -301,10 +300,6 @@ class Controller:
         """The run ends with this."""
         if not self.failed.done():
             self.failed.set_exception(error)
-
-    def _switched(self, switched: Switched) -> None:
-        self.tally.interrupted += len(switched.interrupted)
-        self.tally.prefilled_again += switched.prefilled_tokens
 
     def _go_on(self, flow: Flow) -> None:
         """Let the loop have what it waits for."""

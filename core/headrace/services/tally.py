@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from headrace.services.request_messages import Switched
+
 
 @dataclass(slots=True)
 class Tally:
@@ -27,6 +29,11 @@ class Tally:
     """Answers that went on under a newer version in the middle."""
     mixed: int = 0
     """Trajectories that ended with tokens of several versions."""
+
+    def switched(self, switched: Switched) -> None:
+        """An instance has answers go on under another version."""
+        self.interrupted += len(switched.interrupted)
+        self.prefilled_again += switched.prefilled_tokens
 
     def clear(self) -> None:
         """It has been read."""
