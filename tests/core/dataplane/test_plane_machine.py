@@ -10,14 +10,16 @@ lost and time ends leases. What is proven where, as far as a data plane can prov
     AFL-5          what one consumer does, no other sees                      here (stats_agree after each rule)
     AFL-6          groups are given whole                                     here (lease)
     AFL-10         who is faster gets more                                    test_plane_waiting.py
-    RLX-1          none older than ``min_version`` is given                   here (lease)
+    RLX-1          none older than ``min_version`` is given                   here (lease); core/flow/test_windowed.py
     RLX-2          a unit holds at most its capacity                          tests/cases/test_cases_data_plane.py, J02
-    RLX-3          staleness changes nothing but who may start                no part of the data plane; tests/core/flow
+                   at most S + 1 iterations coexist                           core/flow/test_windowed.py
+    RLX-3          staleness changes nothing but who may start                core/flow/test_windowed.py, e2e
     RLX-6          ranks of one group see the same rows                       test_plane_ranks.py, core/flow
     RLX-12         streamed or whole, what is computed of a group is equal    test_plane_traffic.py
     DORA-2         put = acknowledged + here + dropped + lost                 here (drain), e2e with kills
     DORA-11        short rows are not preferred                               test_plane_traffic.py
 
+``test_plane_rules.py`` has a small example for each that is proven here, named after it.
 Now and then all services end and a snapshot is brought back: what was not acknowledged when it was taken is offered
 again, once to each consumer, nothing else is, and everything below still holds.
 """
