@@ -103,8 +103,11 @@ class Stream:
         return fetched
 
     def acknowledge(self) -> None:
-        """The rank is done with all it was given. RunError when one of the leases ended before: its rows are given out
-        again, so what was made of this step must not be used."""
+        """The rank is done with all it was given. RunError, and nothing acknowledged, when one of the leases had ended:
+        its rows are given out again, so what was made of this step must not be used, and the others are to be had
+        again."""
+        for rows in self._given[1:]:  # the first says so by itself
+            self._desk.extend(rows, self._seconds)
         while self._given:
             rows = self._given.pop(0)
             self._forget(rows)

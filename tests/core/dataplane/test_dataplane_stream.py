@@ -62,6 +62,18 @@ def test_what_was_not_acknowledged_is_given_again_and_what_was_is_not(connect: C
         assert sorted(given) == rows[2:]
 
 
+def test_a_step_of_which_one_lease_has_ended_is_not_acknowledged_in_part(connect: Callable[[], Partition]) -> None:
+    """What was made of the step is not used: its other rows must be trained again."""
+    partition = connect()
+    rows = put(partition, 2)
+    with Stream(connect, "train", step_groups=2, token_budget=6) as stream:
+        assert len(list(stream.step())) == 2
+        partition.release(stream._given[1])
+        with pytest.raises(RunError, match="not held"):
+            stream.acknowledge()
+    assert partition.lease("train", 2).rows.tolist() == rows
+
+
 def test_leases_are_extended_while_the_rank_computes(
     connect: Callable[[], Partition], monkeypatch: pytest.MonkeyPatch
 ) -> None:
