@@ -30,8 +30,9 @@ from headrace.contract import (
     Split,
     VersionSpan,
 )
-from headrace.errors import ContractError
+from headrace.errors import ContractError, RunError
 from headrace.registry import PluginSpec
+from headrace.services.failures import FailureShare
 from headrace.services.scoring import ScoringFailure, ScoringPool
 from headrace_environments.jsonl import Jsonl, JsonlSettings
 from headrace_environments.reasoning_gym import ReasoningGym, ReasoningGymSettings
@@ -222,6 +223,30 @@ async def test_I03_a_slow_judge_holds_neither_generation_nor_the_event_loop(
     await asyncio.to_thread((tmp_path / "verdict").write_text, "0.5")  # returns when the judge reads
     (score,) = await judged
     assert score.reward == 0.5
+
+
+async def test_I03_a_judge_that_is_down_is_asked_once_for_each_answer_and_ends_the_run_when_too_many_fail(
+    scoring: Any, start: Start, tmp_path: Path
+) -> None:
+    """The limit on the share of failures breaks the circuit: nobody is asked again and again."""
+    asked = tmp_path / "asked"
+    code = f"""import socket
+def reward(answer):
+    open({str(asked)!r}, "a").write(answer + chr(10))
+    socket.socket(socket.AF_UNIX).connect({str(tmp_path / "judge")!r})
+"""
+    pool, environment = await scoring(code), start()
+    answers = ["he"] * 8
+    outcomes = await pool.score_many(await played(environment, answers))
+    failures = [outcome for outcome in outcomes if isinstance(outcome, ScoringFailure)]
+    assert Counter(failure.reason for failure in failures) == {"FileNotFoundError": 8}
+    assert asked.read_text().split() == answers
+    assert len(await played(environment, answers)) == 8, "generation goes on"
+    circuit = FailureShare(window=8, limit=0.5)
+    for failure in failures[:4]:
+        circuit.record(trajectories=1, failed={failure.reason: 1}, detail=failure.detail)
+    with pytest.raises(RunError, match="FileNotFoundError"):
+        circuit.record(trajectories=1, failed={failures[4].reason: 1}, detail=failures[4].detail)
 
 
 @pytest.mark.parametrize("name", ["sort_symbols", "reasoning_gym", "jsonl"])
