@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -39,7 +39,7 @@ from headrace.dataplane.messages import (
     UnitFigures,
     Unkept,
 )
-from headrace.dataplane.partition import PartitionLedger, check_held_for, check_wait
+from headrace.dataplane.partition import PartitionLedger, check_held_for, check_wait, ended_in_words
 from headrace.dataplane.schema import check_spec
 from headrace.dataplane.shards import partition_of
 from headrace.dataplane.unit import UnitService
@@ -277,6 +277,13 @@ class LedgerService:
         self._serve(partition)
         return future
 
+    def take_back_lease(self, call: LeaseCall, granted: Granted) -> None:
+        """A consumer was gone when its rows came: another need not wait until its lease expires."""
+        partition = self._partitions.get(call.partition)
+        if partition is not None and call.share is None:  # of ranks, the others may have their shares
+            with suppress(ValueError):  # it has expired
+                self._take_back(partition, LeaseRef(call.partition, granted.lease))
+
     @rpc
     def look(self, call: LookCall) -> Any:
         """What a consumer could lease, now or as soon as it is enough."""
@@ -286,7 +293,7 @@ class LedgerService:
     def acknowledge(self, ref: LeaseRef) -> None:
         """The consumer is done with the rows; or one of the ranks that share them."""
         partition = self._partition(ref.partition)
-        with _held():
+        with ended_in_words():
             done = partition.acknowledge(ref)
         if done is not None:
             held, left = done
@@ -301,17 +308,14 @@ class LedgerService:
     @rpc
     def release(self, ref: LeaseRef) -> None:
         """The consumer gives the rows back."""
-        partition = self._partition(ref.partition)
-        with _held():
-            ended = partition.release(ref)
-        self._free_unread(partition, ended)
-        self._serve(partition)
+        with ended_in_words():
+            self._take_back(self._partition(ref.partition), ref)
 
     @rpc
     def extend(self, ref: LeaseRef) -> None:
         """The consumer needs longer."""
         check_held_for(ref.seconds)
-        with _held():
+        with ended_in_words():
             self._partition(ref.partition).extend(ref)
 
     @rpc
@@ -321,6 +325,10 @@ class LedgerService:
         self._free(partition, partition.drop(groups.groups))
 
     # ------------------------------------------------------------ inside
+
+    def _take_back(self, partition: PartitionLedger, ref: LeaseRef) -> None:
+        self._free_unread(partition, partition.release(ref))
+        self._serve(partition)
 
     def _partition(self, name: str) -> PartitionLedger:
         if name not in self._partitions:
@@ -386,13 +394,3 @@ class LedgerService:
 
 def _not_taken(error: HeadraceError) -> Noted:
     return Noted(failed=to_failure(0, error))
-
-
-@contextmanager
-def _held() -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise RunError(
-            str(error), fix="its rows are, or will be, given to another: do not use what came of them"
-        ) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
@@ -329,6 +330,17 @@ class PartitionLedger:
             units = units[:, reads]
         unit = sole_unit(units)
         return Granted(lease.lease, table, unit, None if unit else units, shared=shared)
+
+
+@contextmanager
+def ended_in_words() -> Iterator[None]:
+    """RunError in the place of a ledger's ValueError about a lease that ended."""
+    try:
+        yield
+    except ValueError as error:
+        raise RunError(
+            str(error), fix="its rows are, or will be, given to another: do not use what came of them"
+        ) from None
 
 
 def check_wait(seconds: float) -> None:

@@ -46,13 +46,18 @@ class Endpoint:
         self._look()
 
     def send(self, frames: Sequence[Buffer]) -> bool:
-        """Queue a message; large frames are not copied. False when the socket takes none."""
+        """Queue a message; large frames are not copied. False when the socket takes none, or knows that the peer is
+        gone."""
         send = self._socket.send
         try:
             for frame in frames[:-1]:
                 send(frame, _MORE, copy=len(frame) < _ZERO_COPY_BYTES)
             send(frames[-1], _NOBLOCK, copy=len(frames[-1]) < _ZERO_COPY_BYTES)
         except zmq.Again:  # only the first frame can meet this
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
             return False
         finally:  # trying to send, too, may take note of what has arrived, of which the descriptor then says nothing
             if not self._draining:

@@ -17,7 +17,10 @@ _MARK = "__headrace_rpc__"
 def rpc(method: F) -> F:
     """Mark ``async def method(self, request: T) -> R`` as callable by clients. A plain ``def`` is answered at once,
     without a task of its own; what cannot be answered yet it answers with an ``asyncio.Future``, of which a
-    :class:`headrace.wire.Promise` is answered soonest."""
+    :class:`headrace.wire.Promise` is answered soonest.
+
+    A service that also has ``take_back_method(self, request: T, answer: R)`` is told, in a turn of the loop of its own,
+    of answers to callers that are known to be gone."""
     setattr(method, _MARK, True)
     return method
 
@@ -31,6 +34,8 @@ class Method:
     request: TypedDecoder
     plain: bool
     """Not ``async``."""
+    take_back: Callable[[Any, Any], None] | None = None
+    """Told of the request and the answer, when nobody is there to hear it."""
     latency: Latency = field(default_factory=Latency, compare=False)
 
 
@@ -40,7 +45,13 @@ def methods_of(service: object) -> dict[str, Method]:
     for name, function in inspect.getmembers(type(service), inspect.isfunction):
         if getattr(function, _MARK, False):
             plain = not inspect.iscoroutinefunction(function)
-            found[name] = Method(name, getattr(service, name), decoder_for(_request_type(function)), plain)
+            found[name] = Method(
+                name,
+                getattr(service, name),
+                decoder_for(_request_type(function)),
+                plain,
+                getattr(service, f"take_back_{name}", None),
+            )
     if not found:
         raise ValueError(f"{type(service).__qualname__} has no @rpc method")
     return found

@@ -72,6 +72,7 @@ class Server:
         except WireError:
             await self.close()
             raise
+        socket.router_mandatory = True  # or an answer to a caller that is gone would be dropped without a word
         self._endpoint = Endpoint(socket, limits=self._limits, head=2, deliver=self._deliver)
         self._address = bound_address(socket)
         return self._address
@@ -132,18 +133,20 @@ class Server:
         try:
             answer = method.call(request)
             if not isinstance(answer, asyncio.Future):
-                self._reply(key, answer)
+                self._reply(key, method, request, answer)
             elif answer.done():
-                self._reply(key, answer.result())
+                self._reply(key, method, request, answer.result())
             else:
-                self._promise(key, method, answer, seconds)
+                self._promise(key, method, request, answer, seconds)
                 answer.add_done_callback(lambda _: method.latency.add(perf_counter() - began))
                 return
         except Exception as error:
             self._raised(key, method, error)
         method.latency.add(perf_counter() - began)
 
-    def _promise(self, key: tuple[bytes, int], method: Method, answer: asyncio.Future[Any], seconds: float) -> None:
+    def _promise(
+        self, key: tuple[bytes, int], method: Method, request: Any, answer: asyncio.Future[Any], seconds: float
+    ) -> None:
         late = False
 
         def expire() -> None:
@@ -162,7 +165,7 @@ class Server:
                     self._fail(key, _cancelled(method))
                 return
             try:
-                self._reply(key, answer.result())
+                self._reply(key, method, request, answer.result())
             except Exception as error:
                 self._raised(key, method, error)
 
@@ -190,7 +193,7 @@ class Server:
         assert task is not None
         timer = asyncio.get_running_loop().call_later(seconds, task.cancel)
         try:
-            self._reply(key, await method.call(request))
+            self._reply(key, method, request, await method.call(request))
         except asyncio.CancelledError:
             if not task.cancelling():
                 self._fail(key, _cancelled(method))
@@ -207,18 +210,21 @@ class Server:
             error = unexpected(method.name, error)
         self._fail(key, error)
 
-    def _reply(self, key: tuple[bytes, int], answer: Any) -> None:
+    def _reply(self, key: tuple[bytes, int], method: Method, request: Any, answer: Any) -> None:
         message, *arrays = encode(Reply(key[1], answer))
         check_limits(len(message), arrays, self._limits)
-        self._send(key, message, arrays)
+        if not self._send(key, message, arrays) and method.take_back is not None:
+            asyncio.get_running_loop().call_soon(method.take_back, request, answer)
 
     def _fail(self, key: tuple[bytes, int], error: HeadraceError) -> None:
         failure: Failure = to_failure(key[1], error)
         self._send(key, _encode(failure))
 
-    def _send(self, key: tuple[bytes, int], message: Buffer, arrays: Sequence[Buffer] = ()) -> None:
-        if self._endpoint is not None and not self._endpoint.closed:
-            self._endpoint.send([key[0], message, *arrays])
+    def _send(self, key: tuple[bytes, int], message: Buffer, arrays: Sequence[Buffer] = ()) -> bool:
+        """Whether it is on its way."""
+        return (
+            self._endpoint is not None and not self._endpoint.closed and self._endpoint.send([key[0], message, *arrays])
+        )
 
 
 def _cancelled(method: Method) -> RunError:

@@ -222,3 +222,16 @@ def test_first_columns_of_rows_wait_for_room_and_further_ones_never_do(world: Wo
     assert partition.stats().rows == 2
     partition.acknowledge(partition.lease("train", 1))
     assert world.outcome(fresh).refused.tolist() == [2, 2], "late: it heard when there was room, and not before"
+
+
+def test_what_a_consumer_waited_for_that_is_gone_is_the_next_ones_at_once(
+    services: Services, partition: Partition
+) -> None:
+    gone = BlockingClient(services.ledger)
+    gone.send("lease", ask(1), deadline=PATIENCE)
+    soon(lambda: partition.stats().waiting["train"] == 1)
+    gone.close()
+    services.plane().partition("phase").stats()  # by a connection made since: the ledger has heard of the other's end
+    rows = put(partition, 1)
+    held, _ = partition.take("train", 1, deadline=10)
+    assert held.rows.tolist() == rows
