@@ -69,7 +69,8 @@ class Admission:
 
     def publishes(self, view: FlowView) -> bool:
         """Whether the next version may be published, its batch being trained. A yes stands until that has happened:
-        publication takes its time, and groups may be lost meanwhile."""
-        if self._policy.may_publish(view):
+        publication takes its time, and groups may be lost meanwhile. After the last batch nothing is left to wait for,
+        and nothing starts that a policy might wait for."""
+        if self._policy.may_publish(view) or (self._room() <= 0 and not view.outstanding):
             self._publishable = view.version
         return self._publishable == view.version

@@ -10,6 +10,7 @@ from headrace.contract import StalenessPolicy
 from headrace.flow import Flow
 from headrace_staleness.delayed_update import DelayedUpdate
 from headrace_staleness.multi_version import MultiVersion
+from headrace_staleness.partial_rollout import PartialRollout
 from headrace_staleness.synchronous import Synchronous
 from headrace_staleness.windowed import Windowed
 from support.flow_steps import carry_out, store, ticket
@@ -19,6 +20,7 @@ POLICIES = [
     DelayedUpdate(DelayedUpdate.Settings()),
     Windowed(Windowed.Settings(max_staleness=2)),
     MultiVersion(MultiVersion.Settings(max_staleness=3)),
+    PartialRollout(PartialRollout.Settings(max_staleness=3)),
 ]
 
 
@@ -114,3 +116,24 @@ def test_groups_that_start_anew_in_a_resumed_flow_have_their_ids_already() -> No
     state = before.state()
     after = Flow(policy=POLICIES[0], batch_groups=3, group_size=2, batches=1, state=state)
     assert after.end == before.end == 6
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+def test_after_the_last_batch_its_version_is_published_under_every_policy(policy: StalenessPolicy) -> None:
+    """A policy may wait for the groups of the next batch to have started, and none do."""
+    flow = flow_of(policy, batches=2)
+    waiting: dict[int, int] = {}
+    for _ in range(2):
+        settle(flow)
+        while (started := flow.next_ticket()) is not None:
+            waiting[started.group] = started.version
+        for group in list(waiting):
+            store(flow, group, version=waiting.pop(group))
+        lease = flow.take_batch(now=0.0, ttl=1.0)
+        assert lease is not None
+        flow.trained(lease.lease)
+        while not flow.may_publish():
+            started = flow.next_ticket()
+            assert started is not None, "it waits for what cannot come"
+            waiting[started.group] = started.version
+        flow.published(lease.version + 1)
