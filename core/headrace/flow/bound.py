@@ -46,10 +46,6 @@ class Bound:
         self._moves = None
         return version, target
 
-    def to(self, instance: Instance) -> list[int]:
-        """Trajectories that are bound for an instance. O(those that are bound)."""
-        return [trajectory for trajectory, way in self._ways.items() if way.target is instance]
-
     def is_giving(self, instance: Instance, version: int) -> bool:
         """Whether a trajectory of a version is to leave an instance."""
         return (instance, version) in self._leaving

@@ -108,12 +108,11 @@ class Fleet:
         return displaced
 
     def drain(self, name: str) -> None:
-        """An instance is to leave; nothing is bound for it any more. Twice is fine."""
+        """An instance is to leave. What is on its way there still comes, and counts as unfinished there: who carries it
+        would else tell of an arrival that nobody knows of. Twice is fine."""
         instance = self._instance(name)
         if instance in self.draining:
             return
-        for trajectory in self.bound.to(instance):
-            self.release(trajectory)
         self.draining.add(instance)
         self.seats -= instance.live_versions
         self.bar(self._barred)

@@ -88,7 +88,6 @@ class Groups:
         self.plan = plan
         self._fleet = fleet
         self._attempts = attempts
-        self._tally = tally
         self._emit = emit
         self._free = free
         self._tally = tally

@@ -44,7 +44,8 @@ MISTAKES: dict[str, Mistake] = {
     "unknown_key": (
         [("groups = 8", "group = 8")],
         "[batch] group = 8",
-        "known here: group_size, groups, micro_batch_tokens, mini_batches, streaming. Did you mean 'groups'?",
+        "known here: dynamic_sampling, group_size, groups, max_generated_batches, micro_batch_tokens, mini_batches, "
+        "streaming. Did you mean 'groups'?",
         "rename it to groups",
     ),
     "wrong_type": (

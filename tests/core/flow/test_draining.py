@@ -120,7 +120,7 @@ def test_it_hands_over_what_it_has_where_that_costs_nothing(migrates: bool) -> N
     assert len(tickets) == 4
 
 
-def test_nothing_is_handed_to_it_any_more() -> None:
+def test_what_is_on_its_way_to_it_still_comes_and_it_does_not_leave_before() -> None:
     flow = free_running("a", "b", migrates=True)
     for _ in range(2):
         ticket(flow)
@@ -128,9 +128,14 @@ def test_nothing_is_handed_to_it_any_more() -> None:
     (move,) = flow.moves()
     assert (move.source, move.target) == ("a", "b")
     flow.drain("b")
-    assert flow.moves() == ()
-    assert not flow.moved(move.trajectory)
-    assert flow.instance_of(move.trajectory) == "a"
+    flow.generated(1 - move.trajectory)
+    assert flow.moves() == (move,)
+    assert flow.drained() == ()
+    assert flow.moved(move.trajectory)
+    assert flow.instance_of(move.trajectory) == "b"
+    assert flow.drained() == ("a",)
+    flow.generated(move.trajectory)
+    assert flow.drained() == ("a", "b")
 
 
 # ---------------------------------------------------------------- lockstep
