@@ -1,7 +1,7 @@
-"""``sort_symbols``: put distinct symbols in order. ``q7bk=`` is answered with ``7bkq``.
+"""``sort_symbols``: put symbols in order, distinct ones unless told otherwise. ``q7bk=`` is answered with ``7bkq``.
 
 The number of symbols is log-normal, so that response lengths have the long tail that asynchronous rollout is
-about. Invariant: a set of symbols belongs to one split for ever, whatever the seed and the order in the prompt.
+about. Invariant: what the symbols are decides their split for ever, whatever the seed and the order in the prompt.
 """
 
 from __future__ import annotations
@@ -25,19 +25,23 @@ SPLITS: tuple[Split, ...] = ("train", "evaluation")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortSymbolsSettings:
-    """The length of a prompt is ``round(median · exp(sigma · z))``, z standard normal, clipped."""
+    """The length of a prompt is ``round(median · exp(sigma · z))``, z standard normal, clipped. Without ``distinct``
+    symbols come again, and prompts may be as long as the model can read."""
 
     median: float = 8.0
     sigma: float = 0.6
     shortest: int = 3
     longest: int = 32
+    distinct: bool = True
     reward: str = "exact"
 
     def __post_init__(self) -> None:
-        if not 2 <= self.shortest <= self.longest <= len(SYMBOLS) - 2:
+        if not 2 <= self.shortest <= self.longest:
+            raise ValueError(f"2 <= shortest <= longest must hold, got {self.shortest} and {self.longest}")
+        if self.distinct and self.longest > len(SYMBOLS) - 2:
             raise ValueError(
-                f"2 <= shortest <= longest <= {len(SYMBOLS) - 2} must hold, got {self.shortest} and {self.longest}: "
-                "symbols are distinct, and both splits need sets of every length"
+                f"longest <= {len(SYMBOLS) - 2} must hold, got {self.longest}: symbols are distinct, and both splits "
+                "need sets of every length; distinct = false lets symbols come again"
             )
         if not (self.median > 0 and self.sigma >= 0 and math.isfinite(self.median) and math.isfinite(self.sigma)):
             raise ValueError(f"median must be > 0 and sigma >= 0, got {self.median} and {self.sigma}")
@@ -70,7 +74,9 @@ class SortSymbols(TextEnvironment):
         settings: SortSymbolsSettings = self.settings
         length = round(settings.median * math.exp(settings.sigma * generator.standard_normal()))
         length = min(max(length, settings.shortest), settings.longest)
-        return "".join(SYMBOLS[i] for i in generator.permutation(len(SYMBOLS))[:length])
+        count = len(SYMBOLS)
+        drawn = generator.permutation(count)[:length] if settings.distinct else generator.integers(count, size=length)
+        return "".join(SYMBOLS[i] for i in drawn)
 
 
 def _held_out(answer: str) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import cpu_clock
 import end_to_end
+import heavy_tail
 import pytest
 import staleness_accuracy
 from end_to_end import Measured
@@ -170,3 +171,48 @@ def test_cells_are_chosen_by_bound_loss_and_seed() -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="8:ppo:0"):
         staleness_accuracy.chosen_cells("8:ppo:0")
     assert len(set(staleness_accuracy.every_cell())) == 27
+
+
+def tail_run(*accuracies: tuple[float, float], **changes: object) -> heavy_tail.Outcome:
+    run = heavy_tail.Outcome(
+        accuracies=list(accuracies),
+        seconds=100.0,
+        trainer_idle_share=0.1,
+        mean_staleness=1.0,
+        max_staleness=2,
+        longest_to_median=20.0,
+        mixed=3,
+        audit="PASS: all",
+    )
+    return dataclasses.replace(run, **changes)  # type: ignore[arg-type]  # fields of the run
+
+
+def test_the_target_of_a_seed_is_the_best_accuracy_that_every_policy_reached() -> None:
+    quick, slow = tail_run((0, 0.2), (10, 0.6), (20, 0.9)), tail_run((0, 0.2), (30, 0.4), (60, 0.7), mixed=0)
+    found = heavy_tail.summarise({"quick": [quick], "slow": [slow]})
+    assert (found["quick"].seconds_to_accuracy, found["slow"].seconds_to_accuracy) == (20, 60)
+    assert (found["quick"].best_accuracy, found["quick"].mixed, found["slow"].mixed) == (0.9, 3, 0)
+    assert found["slow"].audits == ["PASS: all"]
+
+
+def test_a_runs_outcome_is_read_from_its_log() -> None:
+    def answer(row: int, tokens: int, *versions: int) -> dict[str, object]:
+        spans = [(version, start, start + 1) for start, version in enumerate(versions)]
+        return {"kind": "trajectory_finished", "trajectory": row, "response_tokens": tokens, "spans": spans}
+
+    events = [
+        {"kind": "version_published", "version": 0, "time": 1.0},
+        {"kind": "group_dispatched", "time": 2.0},
+        answer(0, 3, 0),
+        answer(1, 60, 0, 1),
+        {"kind": "version_published", "version": 1, "time": 12.0},
+        answer(2, 3, 1),
+        {"kind": "evaluation_finished", "version": 1, "sampled_accuracy": 0.5},
+        {"kind": "evaluation_finished", "version": 0, "sampled_accuracy": 0.25},
+        {"kind": "batch_trained", "version": 1, "rows": [0, 1, 2], "wait_seconds": 5.0, "time": 22.0},
+    ]
+    found = heavy_tail.outcome(events, audit="PASS: all", mixed=1)
+    assert found.accuracies == [(0.0, 0.25), (10.0, 0.5)]
+    assert (found.seconds, found.trainer_idle_share) == (20.0, 0.25)
+    assert (found.mean_staleness, found.max_staleness) == (pytest.approx(2 / 3), 1)
+    assert (found.longest_to_median, found.mixed) == (20.0, 1)

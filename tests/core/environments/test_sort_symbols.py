@@ -65,3 +65,15 @@ def test_lengths_are_log_normal_and_clipped_in_both_splits(environment: SortSymb
 def test_impossible_lengths_are_refused(settings: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must"):
         SortSymbolsSettings(**settings)
+
+
+def test_symbols_may_come_again_where_prompts_are_longer_than_there_are_symbols(context: EnvironmentContext) -> None:
+    environment = SortSymbols(SortSymbolsSettings(median=60, sigma=0.2, longest=90, distinct=False))
+    environment.start(context)
+    answers: dict[str, set[str]] = {}
+    for split in ("train", "evaluation"):
+        tasks = [environment.task(index, split=split).data for index in range(40)]
+        assert all(data["answer"] == "".join(sorted(data["prompt"][:-1])) for data in tasks)
+        answers[split] = {data["answer"] for data in tasks}
+    assert max(map(len, answers["train"])) > len(SYMBOLS)
+    assert not answers["train"] & answers["evaluation"]
