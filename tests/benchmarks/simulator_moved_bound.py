@@ -7,7 +7,8 @@ trajectories as slots, log-normal (sigma = 1) and at most 8 times the median, ea
 and takes 0.9 of the decoding of a batch, and only the batch waits for the oldest version. Added to that, alone and
 together: the order of groups by observed lengths, where the prompt explains all of a length (``known``) or seven tenths
 of its variance (``guessed``); sparing instances with stragglers; and, where an instance hosts a single version,
-consolidation, by instances that hand keys and values over.
+consolidation, by instances that hand keys and values over. Beside them ``partial_rollout``, whose trajectories change
+their version: with the same bound on the staleness of the oldest token, and with one that never binds.
 
 Reported: seconds of a step. One cell after another; a finished cell is in ``DIR/moved_bound.json`` at once, and another
 call goes on from there.
@@ -44,7 +45,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(bound: int, settings: dict[str, Any]) -> dict[str, Any]:
+PARTIAL = {"2 partial_rollout": 2, "3 partial_rollout": 3, "unbounded partial_rollout": 50}
+"""Cell → K."""
+
+
+def measure(bound: int, settings: dict[str, Any], *, use: str = "multi_version") -> dict[str, Any]:
     rows = INSTANCES * SLOTS
     alone = FULL_STEP / 2
     costs = {
@@ -66,8 +71,8 @@ def measure(bound: int, settings: dict[str, Any]) -> dict[str, Any]:
         costs=costs,
         **{"live_versions": bound + 1, **chosen},
     )
-    waiting = policy("multi_version", max_staleness=bound, waits="batch")
-    return asdict(Simulation(at, Candidate(name=f"multi_version K={bound}", policy=waiting)).run())
+    waiting = policy(use, max_staleness=bound, waits="batch")
+    return asdict(Simulation(at, Candidate(name=f"{use} K={bound}", policy=waiting)).run())
 
 
 def main() -> None:
@@ -79,6 +84,8 @@ def main() -> None:
     for bound in (2, 3):
         for name, settings in VARIANTS.items():
             cells.fill(f"{bound} {name}", lambda k=bound, chosen=settings: measure(k, chosen))
+    for name, bound in PARTIAL.items():
+        cells.fill(name, lambda k=bound: measure(k, {"live_versions": 1}, use="partial_rollout"))
     cells.show("step_seconds", "bound_seconds", "slots_idle_share", "moves", as_json=options.json)
 
 
