@@ -87,7 +87,12 @@ class PartitionLedger:
         return cls(spec, ledger)
 
     def state(self) -> PartitionState:
-        """This moment."""
+        """This moment. RunError while not all is back that an earlier ledger had: it would never be whole."""
+        if self.ledger.awaited:
+            raise RunError(
+                f"partition {self.spec.name!r} is being restored and not whole yet",
+                fix="take a snapshot when DataPlane.restore has returned",
+            )
         state = self.ledger.state()
         rows = self.ledger.rows_of(state.groups)
         units, nbytes = self.ledger.units_of(rows), self.ledger.nbytes_of(rows)

@@ -196,6 +196,8 @@ def test_while_it_is_restored_nothing_else_is_taken_and_nobody_is_served(
             partition.put({"reward": np.ones(1, np.float32)}, rows=np.array([rows[1][-1] + 9]))
         with pytest.raises(DeadlineError):
             partition.lease("train", 1, deadline=AT_ONCE)
+        with pytest.raises(RunError, match="is being restored and not whole yet"):
+            world.plane().snapshot(tmp_path / "another")
         if not waiting:
             partition.drop([rows[0][0]])
         waiting.append(1)
