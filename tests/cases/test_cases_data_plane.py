@@ -1,8 +1,7 @@
 """Cases of group J, and I03, as far as the data plane has a part in them.
 
 J01 and J07 for a run's flow are in ``test_cases_flow.py``, J02 for its storage in ``test_cases_load.py``, I03 for its
-scoring in ``test_cases_environments.py``. No part yet: one copy of an image by its content (J03), and an order of one's
-own (J04).
+scoring in ``test_cases_environments.py``. No part yet: one copy of an image by its content (J03).
 """
 
 from __future__ import annotations
@@ -19,10 +18,11 @@ from random import Random
 import numpy as np
 import pytest
 
-from headrace.contract import Column, Ragged
-from headrace.dataplane import ColumnSchema, DataPlane, Partition, PartitionSpec, Stream
+from headrace.contract import Array, Column, Ragged
+from headrace.dataplane import Candidates, ColumnSchema, DataPlane, Partition, PartitionSpec, Stream
+from headrace.dataplane.messages import Noted, Put
 from headrace.dataplane.serve import serve_ledger
-from headrace.errors import DeadlineError
+from headrace.errors import ContractError, DeadlineError
 from headrace.wire import ipc_address
 from headrace_storage.memory import MemoryStorage
 from support.data_plane import Services, soon
@@ -160,6 +160,78 @@ def write(partition: Partition, cells: list[tuple[str, int]]) -> None:
     for name in {name for name, _ in cells}:
         rows = np.array([row for column, row in cells if column == name])
         partition.put({name: rows * 2}, rows=rows)
+
+
+def test_J04_an_order_of_ones_own_is_obeyed_and_shared_with_who_takes_the_oldest_first(world: World) -> None:
+    world.unit()
+    partition = world.plane().create(spec())
+    lengths = [5, 40, 1, 30, 20, 10, 2, 3]
+    rows = partition.put({"tokens": tokens(lengths), **reward(8)}, version=3).tolist()
+
+    def longest_first(ready: Candidates) -> Array:
+        assert set(ready.versions.tolist()) == {3}
+        return np.argsort(-ready.tokens)
+
+    first = partition.lease("train", 2, order=longest_first)
+    assert first.rows.tolist() == [rows[1], rows[3]]
+    assert partition.lease("train", 3).rows.tolist() == [rows[0], rows[2], rows[4]], "the others are as they were"
+    partition.release(first)
+    rest, batch = partition.take("train", 9, at_least=1, token_budget=75, order=longest_first)
+    assert rest.rows.tolist() == [rows[1], rows[3]]
+    assert batch.ragged("tokens").lengths.tolist() == [40, 30]
+    assert partition.lease("train", 3).rows.tolist() == rows[5:], "what passed its budget keeps its place"
+    assert partition.lease("score", 8).rows.tolist() == rows, "another task has an order of its own"
+
+
+def test_J04_what_an_order_leaves_out_is_waited_past_though_others_take_it(world: World) -> None:
+    """Fewer are ready than were when the order looked, and among them is what it wants."""
+    world.unit()
+    partition, other = world.plane().create(spec()), world.plane().partition("phase")
+    partition.put({"tokens": tokens([1, 1, 1]), **reward(3)})
+    asked = []
+
+    def only_long(ready: Candidates) -> Array:
+        asked.append(len(ready.ids))
+        if len(asked) == 1:
+            other.lease("train", 3)
+            world.clock.call_later(2.0, put_long)
+        return np.flatnonzero(ready.tokens > 10)
+
+    def put_long() -> None:
+        put = Put("phase", None, {"tokens": tokens([20]), **reward(1)}, 0)
+        world.client("unit-1").submit("put", put, reply=Noted, deadline=5.0)
+
+    held = partition.lease("train", 1, order=only_long, deadline=5.0)
+    assert held.tokens.tolist() == [20]
+    assert asked == [3, 1], "asked again when there was something new"
+    partition.put({"tokens": tokens([1]), **reward(1)})
+    with pytest.raises(DeadlineError, match="1 groups of partition 'phase' for train that its order wants within 5 s"):
+        partition.lease("train", 1, order=only_long, deadline=5.0)
+
+
+def test_J04_what_others_take_while_an_order_chooses_is_looked_for_again(world: World) -> None:
+    world.unit()
+    partition, other = world.plane().create(spec()), world.plane().partition("phase")
+    rows = partition.put({"tokens": tokens([1, 1, 1]), **reward(3)}).tolist()
+    taken: list[int] = []
+
+    def any_while_another_takes_one(ready: Candidates) -> Array:
+        taken.extend(other.lease("train", 1).rows.tolist() if not taken else [])
+        return np.arange(len(ready.ids))
+
+    held = partition.lease("train", 3, at_least=2, order=any_while_another_takes_one, deadline=5.0)
+    assert taken == rows[:1]
+    assert held.rows.tolist() == rows[1:]
+
+
+@pytest.mark.parametrize("places", [[0, 0], [2], [-1], [0.5], [[0]], [True, False]])
+def test_J04_an_order_that_gives_no_places_is_refused(world: World, places: list[object]) -> None:
+    world.unit()
+    partition = world.plane().create(spec())
+    partition.put({"tokens": tokens([1, 2]), **reward(2)})
+    with pytest.raises(ContractError, match="an order of 2 candidates gave"):
+        partition.lease("train", 1, order=lambda ready: np.array(places), deadline=5.0)
+    assert partition.stats().ready["train"] == 2
 
 
 def test_J05_a_column_that_is_put_later_leaves_the_others_as_they_are(world: World) -> None:

@@ -23,6 +23,7 @@ from headrace.dataplane.consumer import AsyncConsumer
 from headrace.dataplane.ledger import LedgerService
 from headrace.dataplane.links import RemoteLedger
 from headrace.dataplane.messages import ColumnSchema, Note, Noted, PartitionSpec, Share
+from headrace.dataplane.ordering import Candidates, Order
 from headrace.dataplane.partition import PartitionLedger
 from headrace.dataplane.partition_client import Partition, Rows
 from headrace.dataplane.plane import DataPlane
@@ -32,11 +33,13 @@ from headrace.dataplane.unit import UnitService
 __all__ = [
     "AsyncConsumer",
     "AsyncPlane",
+    "Candidates",
     "ColumnSchema",
     "DataPlane",
     "LedgerService",
     "Note",
     "Noted",
+    "Order",
     "Partition",
     "PartitionLedger",
     "PartitionSpec",

@@ -270,7 +270,7 @@ class LedgerService:
         call = partition.check(call)
         self._watch()
         waiting = partition.waiting[call.consumer]
-        granted = None if len(waiting) and not partition.is_cut(call) else self._grant(partition, call)
+        granted = None if len(waiting) and not partition.is_first(call) else self._grant(partition, call)
         if granted is not None:
             return granted
         future = waiting.add(call)

@@ -127,7 +127,8 @@ class LeaseCall(Message, frozen=True):
     """Up to ``groups``, as soon as there are ``at_least``, or DeadlineError after ``wait`` seconds; held for
     ``seconds``. ``token_budget``, ``min_version``: 0 for none. ``columns``: whose values are wanted at once, where
     the ledger's process has them. ``share``: the numbers of groups are those of all ranks, the budget is each one's.
-    ``strict``: not even the first group may pass the budget."""
+    ``strict``: not even the first group may pass the budget. ``chosen``: int64, ids of groups, or rows where the
+    consumer works by row: only those of these that are ready still, in this order."""
 
     partition: str
     consumer: str
@@ -140,21 +141,27 @@ class LeaseCall(Message, frozen=True):
     columns: tuple[str, ...] = ()
     share: Share | None = None
     strict: bool = False
+    chosen: Array | None = None
 
 
 class LookCall(Message, frozen=True):
     """What of a ``lease`` this ledger could give, as soon as it has ``at_least`` groups for it, or DeadlineError after
-    ``wait`` seconds. Nothing is leased."""
+    ``wait`` seconds. Nothing is leased. ``after``: name all of them, and not before something became ready for the
+    consumer more often than this."""
 
     lease: LeaseCall
     at_least: int
     wait: float
+    after: int | None = None
 
 
 class Ready(Message, frozen=True):
-    """How many ``groups`` are ready, by version."""
+    """How many ``groups`` are ready, by version. ``each``: see :meth:`headrace.flow.ledger.Ledger.candidates`;
+    ``became``: see :meth:`headrace.flow.ledger.Ledger.became_ready`."""
 
     groups: dict[int, int]
+    each: Array | None = None
+    became: int = 0
 
 
 class Granted(Message, frozen=True):

@@ -161,13 +161,19 @@ class PartitionLedger:
                 f"consumer {call.consumer!r} of partition {self.spec.name!r} shares batches, and is given rows",
                 fix="ranks share whole groups: leave it out of by_row",
             )
+        if call.chosen is not None and (call.chosen.dtype != np.int64 or call.chosen.ndim != 1):
+            raise ContractError(
+                f"a lease chooses groups that are {call.chosen.dtype} {list(call.chosen.shape)}",
+                fix="name them as int64 [n]",
+            )
         check_wait(call.wait)
         check_held_for(call.seconds)
         return call if call.share is None else self._sharing.check(call, call.share)
 
-    def is_cut(self, call: LeaseCall) -> bool:
-        """Whether it asks for a batch that is shared, and was cut when another asked for it."""
-        return call.share is not None and self._sharing.is_cut(call, call.share)
+    def is_first(self, call: LeaseCall) -> bool:
+        """Whether it is answered before those that wait: it asks for what was chosen of what is ready, or for a batch
+        that is shared and was cut when another asked for it."""
+        return call.chosen is not None or (call.share is not None and self._sharing.is_cut(call, call.share))
 
     def first_batch(self, consumer: str) -> int:
         """The first batch that not every rank has acknowledged."""
@@ -216,10 +222,18 @@ class PartitionLedger:
         return self.looking[call.lease.consumer].add(call) if found is None else found
 
     def ready(self, call: LookCall) -> Ready | None:
-        """None when it is less than is asked for."""
-        ready = {} if self.ledger.awaited else self.ledger.ready(call.lease.consumer)
-        found = {version: count for version, count in ready.items() if version >= call.lease.min_version}
-        return Ready(found) if sum(found.values()) >= call.at_least else None
+        """None when it is less than is asked for, or nothing new."""
+        consumer, min_version = call.lease.consumer, call.lease.min_version
+        ready = {} if self.ledger.awaited else self.ledger.ready(consumer)
+        found = {version: count for version, count in ready.items() if version >= min_version}
+        if sum(found.values()) < call.at_least:
+            return None
+        if call.after is None:
+            return Ready(found)
+        became = self.ledger.became_ready(consumer)
+        if became <= call.after:
+            return None
+        return Ready(found, self.ledger.candidates(consumer, min_version=min_version), became)
 
     def drop(self, groups: Iterable[int]) -> Array:
         """Whole groups are given up. Returns those to be freed now."""
@@ -325,6 +339,7 @@ class PartitionLedger:
             token_budget=call.token_budget or None,
             min_version=call.min_version or None,
             strict=call.strict,
+            chosen=call.chosen,
         )
         return None if lease is None else self._granted(lease)
 

@@ -21,13 +21,16 @@ from headrace.dataplane.messages import (
     Holder,
     LeaseCall,
     LeaseRef,
+    LookCall,
     LostCall,
     Noted,
     PartitionSpec,
     PartitionStats,
     Put,
+    Ready,
     Share,
 )
+from headrace.dataplane.ordering import Order, lease_in_order
 from headrace.dataplane.shards import check_place
 from headrace.dataplane.shared import SHARED_BYTES, Reading, nbytes_of, put_shared
 from headrace.errors import ContractError, DeadlineError, HeadraceError, LostRowsError
@@ -136,15 +139,17 @@ class Partition:
         min_version: int = 0,
         seconds: float = LEASE_SECONDS,
         share: Share | None = None,
+        order: Order | None = None,
         deadline: float = DEADLINE,
     ) -> Rows:
         """Up to ``groups`` groups, as soon as there are ``at_least`` (default: all of them), held for ``seconds``.
         ``share``: a rank's part of a batch of so many groups, of which ranks get about equal numbers of tokens, each at
         most ``token_budget``. It is the same however often and in whatever order ranks ask for theirs. RunError when
-        every rank has acknowledged it."""
+        every rank has acknowledged it. ``order``: of the consumer's own, instead of the oldest first; see
+        :mod:`headrace.dataplane.ordering`."""
         enough = groups if at_least is None else at_least
         call = LeaseCall(self.name, consumer, groups, enough, deadline, seconds, token_budget, min_version, share=share)
-        rows, _ = self._lease(call)
+        rows, _ = self._lease(call, order)
         return rows
 
     def take(
@@ -158,6 +163,7 @@ class Partition:
         min_version: int = 0,
         seconds: float = LEASE_SECONDS,
         share: Share | None = None,
+        order: Order | None = None,
         deadline: float = DEADLINE,
     ) -> tuple[Rows, Batch]:
         """:meth:`lease` and :meth:`get`; in one word where the values are in the ledger's process. When the values
@@ -167,7 +173,7 @@ class Partition:
         call = LeaseCall(
             self.name, consumer, groups, enough, deadline, seconds, token_budget, min_version, wanted, share
         )
-        rows, batch = self._lease(call)
+        rows, batch = self._lease(call, order)
         if batch is not None:
             return rows, batch
         try:
@@ -177,7 +183,13 @@ class Partition:
                 self.release(rows)
             raise
 
-    def _lease(self, call: LeaseCall) -> tuple[Rows, Batch | None]:
+    def _candidates(self, call: LookCall) -> Ready:
+        awaiting = f"{call.at_least} groups for {call.lease.consumer}"
+        return self.ledger.call("look", call, reply=Ready, deadline=call.wait + GRACE, awaiting=awaiting)
+
+    def _lease(self, call: LeaseCall, order: Order | None = None) -> tuple[Rows, Batch | None]:
+        if order is not None:
+            return lease_in_order(call, order, look=self._candidates, lease=self._lease)
         granted = self.ledger.call(
             "lease",
             call,

@@ -21,6 +21,7 @@ import numpy as np
 
 from headrace.contract import Array, Batch, Column, StorageStats
 from headrace.dataplane.messages import LeaseCall, LookCall, Noted, PartitionStats, Ready
+from headrace.dataplane.ordering import Order
 from headrace.dataplane.partition_client import DEADLINE, GRACE, LEASE_SECONDS, Partition, Rows
 from headrace.dataplane.shards import SHARD_BITS, oldest_shares, shards_of
 from headrace.errors import ContractError, DeadlineError, HeadraceError, RunError
@@ -59,9 +60,14 @@ class ShardedPartition(Partition):
 
     # ------------------------------------------------------------ leases
 
-    def _lease(self, call: LeaseCall) -> tuple[Rows, Batch | None]:
+    def _lease(self, call: LeaseCall, order: Order | None = None) -> tuple[Rows, Batch | None]:
         if call.share is not None:
             raise _one_ledger()
+        if order is not None:
+            raise ContractError(
+                "a consumer cannot have an order of its own in a data plane with several ledgers",
+                fix="start one ledger, or take groups in the ledgers' order",
+            )
         end = monotonic() + call.wait
         while True:
             ready = self._look(call, end)

@@ -21,6 +21,7 @@ from typing import NamedTuple, Self
 
 from headrace.contract import Batch
 from headrace.dataplane.messages import Share
+from headrace.dataplane.ordering import Order
 from headrace.dataplane.partition_client import LEASE_SECONDS, Partition, Rows
 from headrace.errors import ContractError, DeadlineError, LostRowsError, RunError, WireError
 
@@ -42,7 +43,7 @@ class Stream:
     ``token_budget``: of one micro-batch, 0 for none; it has what is ready when it is fetched, at least one group.
     ``ahead``: micro-batches that are fetched before they are asked for. ``seconds``: how long leases outlive this
     process; they are extended while it lives. ``ranks``: data-parallel ranks that share each micro-batch: groups of a
-    step are those of all of them, the token budget is each one's."""
+    step are those of all of them, the token budget is each one's. ``order``: as of :meth:`Partition.lease`."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class Stream:
         seconds: float = LEASE_SECONDS,
         rank: int = 0,
         ranks: int = 1,
+        order: Order | None = None,
     ) -> None:
         if min(step_groups, ahead) < 1:
             raise ContractError(
@@ -69,6 +71,7 @@ class Stream:
         self._min_version = min_version
         self._seconds = seconds
         self._rank, self._ranks = rank, ranks
+        self._order = order
         self._desk, self._source = connect(), connect()
         self._fetched: queue.Queue[_Fetched | BaseException] = queue.Queue(maxsize=ahead)
         self._given: list[Rows] = []
@@ -164,6 +167,7 @@ class Stream:
                 min_version=self._min_version,
                 seconds=self._seconds,
                 share=Share(batch, self._rank, self._ranks) if self._ranks > 1 else None,
+                order=self._order,
                 deadline=_TURN_SECONDS,
             )
         except (DeadlineError, LostRowsError):  # those of the groups that were not lost are ready again

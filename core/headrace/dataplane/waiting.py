@@ -13,6 +13,7 @@ from headrace.errors import DeadlineError
 from headrace.wire import Promise
 
 _Call = LeaseCall | LookCall
+_Kind = tuple[int | None, ...]
 _Waiter = tuple[int, int, Any, asyncio.Future[Any], float]
 _SPARE = 64
 """Calls that gave up which are always borne with."""
@@ -20,10 +21,11 @@ _SPARE = 64
 
 class Waiting:
     """Calls of one consumer, smallest first. One that cannot be served holds up those that ask for as much or more and
-    are as particular about versions, or ask for the same shared batch, and no others."""
+    are as particular about versions, or ask for the same shared batch, and no others; one that has chosen holds up
+    none."""
 
     def __init__(self) -> None:
-        self._heaps: dict[tuple[int, int], list[_Waiter]] = {}
+        self._heaps: dict[_Kind, list[_Waiter]] = {}
         """What the first of a heap cannot have, none of the heap can."""
         self._order = 0
         self._kept = self._waiting = 0
@@ -91,13 +93,17 @@ class Waiting:
                 del self._heaps[kind]
 
 
-def _kind(call: _Call) -> tuple[int, int]:
-    lease = call.lease if isinstance(call, LookCall) else call
-    return (lease.min_version, -1) if lease.share is None else (0, lease.share.batch)
+def _kind(call: _Call) -> _Kind:
+    if isinstance(call, LookCall):
+        return call.lease.min_version, call.after
+    if call.chosen is not None:
+        return ()
+    return (call.min_version, -1) if call.share is None else (0, call.share.batch)
 
 
 def _give_up(future: asyncio.Future[Any], call: _Call) -> None:
     if not future.done():
         lease = call.lease if isinstance(call, LookCall) else call
         what = f"{lease.at_least} groups of partition {lease.partition!r} for {lease.consumer}"
-        future.set_exception(DeadlineError(f"there were no {what} within {lease.wait:g} s"))
+        wanted = " that its order wants" if isinstance(call, LookCall) and call.after else ""
+        future.set_exception(DeadlineError(f"there were no {what}{wanted} within {lease.wait:g} s"))

@@ -226,30 +226,56 @@ class Ledger(ConsumerTable):
         min_version: int | None = None,
         ranks: int = 1,
         strict: bool = False,
+        chosen: Array | None = None,
     ) -> Lease | None:
         """Up to ``groups`` ready groups, the oldest first; None when there are fewer than ``at_least`` (default:
         ``groups``). ``token_budget``: stop before the group that would pass it, unless it is the first and not
         ``strict``. ``min_version``: leave out those that are older. ``ranks``: that share them, each within
-        ``token_budget``; see :class:`~headrace.flow.shares.Shares`. For a consumer that works by row, all this is about
-        rows."""
-        who = self._consumers[consumer]
-        if who.ready.count(min_version=min_version) < (groups if at_least is None else at_least):
+        ``token_budget``; see :class:`~headrace.flow.shares.Shares`. ``chosen``: int64 [n], take only those of these, in
+        their order. For a consumer that works by row, all this is about rows."""
+        who, at_least = self._consumers[consumer], groups if at_least is None else at_least
+        there = None if chosen is None else self._still_ready(consumer, chosen, min_version)
+        if (who.ready.count(min_version=min_version) if there is None else len(there)) < at_least:
             return None
-        chosen = who.ready.take(groups, min_version=min_version)
-        if not len(chosen):
+        ids = who.ready.take(groups, min_version=min_version) if there is None else there[:groups]
+        if not len(ids):
             return None
         if token_budget is not None or ranks > 1:
-            kept = self._shareable(who, chosen, groups, token_budget, ranks, strict)
-            chosen, rest = chosen[:kept], chosen[kept:]
-            who.ready.add(rest, self._versions_of(who, rest), again=True)
+            kept = self._shareable(who, ids, groups, token_budget, ranks, strict)
+            ids, rest = ids[:kept], ids[kept:]
+            if there is None:
+                who.ready.add(rest, self._versions_of(who, rest), again=True)
             if not kept:
                 return None
-        at = self._row_slots(chosen) if who.by_row else self._at(chosen)
+        if there is not None:
+            who.ready.remove(ids, self._versions_of(who, ids))
+        at = self._row_slots(ids) if who.by_row else self._at(ids)
         self._states(who)[at] = LEASED
         self._attempts(who)[at] += 1
         if who.by_row:
-            return self.leases.grant(consumer, np.unique(chosen // self.group_size), deadline, rows=chosen)
-        return self.leases.grant(consumer, chosen, deadline)
+            return self.leases.grant(consumer, np.unique(ids // self.group_size), deadline, rows=ids)
+        return self.leases.grant(consumer, ids, deadline)
+
+    def became_ready(self, consumer: str) -> int:
+        """How often something became ready for ``consumer``; what it gave back counts again."""
+        return self._consumers[consumer].ready.ever
+
+    def candidates(self, consumer: str, *, min_version: int | None = None) -> Array:
+        """int64 [3, n], of what :meth:`lease` could give, in its order: ids of groups, or rows, the versions that they
+        are ordered by, and their tokens. O(n)."""
+        who = self._consumers[consumer]
+        ids = who.ready.all(min_version=min_version)
+        tokens = self.tokens_of(ids) if who.by_row else np.array(self.group_tokens(ids), dtype=np.int64)
+        return np.stack([ids, self._versions_of(who, ids), tokens])
+
+    def _still_ready(self, consumer: str, chosen: Array, min_version: int | None) -> Array:
+        """Those of ``chosen``, each once, that :meth:`lease` could give."""
+        who = self._consumers[consumer]
+        _, first = np.unique(chosen, return_index=True)
+        ids = chosen[np.sort(first)]
+        ids = ids[(ids >= 0) & (ids < self.next_group * (self.group_size if who.by_row else 1))]
+        ids = ids[self._are_ready(consumer, ids)]
+        return ids if min_version is None else ids[self._versions_of(who, ids) >= min_version]
 
     def _shareable(
         self, who: Consumer, chosen: Array, groups: int, token_budget: int | None, ranks: int, strict: bool

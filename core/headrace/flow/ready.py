@@ -58,6 +58,10 @@ class Ring:
             self._move(max(_FEWEST, len(self._items) // 2))
         return taken
 
+    def copy(self) -> Array:
+        """All of them."""
+        return self._read(self._length)
+
     def _write(self, start: int, items: Array) -> None:
         before_end = len(self._items) - start
         self._items[start : start + len(items)] = items[:before_end]
@@ -92,6 +96,8 @@ class ReadyGroups:
         self._versions: list[int] = []
         """Ascending: those of ``_counts``."""
         self.total = 0
+        self.ever = 0
+        """How many were added."""
 
     def by_version(self) -> dict[int, int]:
         """How many groups; a copy."""
@@ -112,6 +118,7 @@ class ReadyGroups:
         """:meth:`add` of groups of one version."""
         ring = self._ring(version)
         (ring.prepend if again else ring.append)(groups)
+        self.ever += len(groups)
         self._change(version, len(groups))
 
     def add_range(self, version: int, first: int, count: int) -> None:
@@ -124,6 +131,7 @@ class ReadyGroups:
     def push(self, version: int, group: int) -> None:
         """:meth:`add` of one group."""
         self._ring(version).push(group)
+        self.ever += 1
         self.total += 1
         self._counts[version] += 1
 
@@ -151,6 +159,22 @@ class ReadyGroups:
         if len(found) == 1:
             return found[0]
         return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+
+    def all(self, *, min_version: int | None = None) -> Array:
+        """Every group, int64, in the order in which they would be taken. O(groups that are ready or were dropped)."""
+        found = [np.empty(0, dtype=np.int64)]
+        found += [self._rings[version].copy() for version in self._from(min_version)]
+        groups = np.concatenate(found)
+        ready: Array = groups[self._is_ready(groups)]
+        return ready
+
+    def remove(self, groups: Array, versions: Array) -> None:
+        """These leave, which are all ready and different. O(groups of their versions)."""
+        for version, members in _by_version(groups, versions):
+            ring = self._rings[version]
+            left = ring.take(len(ring))
+            ring.append(left[~np.isin(left, members)])
+            self._change(version, -len(members))
 
     def _from(self, min_version: int | None) -> list[int]:
         first = 0 if min_version is None else bisect_left(self._versions, min_version)

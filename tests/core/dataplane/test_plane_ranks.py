@@ -254,6 +254,12 @@ def test_what_ranks_share_comes_back_when_their_consumer_is_known_to_be_gone() -
     assert [[grant(batch, rank) for rank in (1, 0)][::-1] for batch in range(2)] == before
 
 
+def test_ranks_leave_the_order_to_the_ledger(partition: Partition) -> None:
+    put(partition, [1] * 4)
+    with pytest.raises(ContractError, match="shares batches, and has an order of its own"):
+        partition.lease("train", 4, share=Share(0, 0, 2), order=lambda ready: np.arange(4), deadline=SHORT)
+
+
 def test_a_rank_is_never_left_without_a_group(partition: Partition) -> None:
     put(partition, [1] * 5)
     with pytest.raises(ContractError, match="1 groups for 2 ranks"):

@@ -295,6 +295,12 @@ def test_ranks_share_batches_of_one_ledger_only(partition: Partition) -> None:
         partition.first_batch("train")
 
 
+def test_an_order_of_ones_own_is_one_of_one_ledger(partition: Partition) -> None:
+    put(partition, [1, 2])
+    with pytest.raises(ContractError, match="order of its own in a data plane with several ledgers"):
+        partition.lease("train", 1, order=lambda ready: np.argsort(-ready.tokens), deadline=AT_ONCE)
+
+
 async def test_a_shard_is_no_storage_unit() -> None:
     with pytest.raises(ContractError, match="is no storage unit"):
         await serve_ledger("ipc:///nowhere", MemoryStorage(None), shards=2)

@@ -193,11 +193,28 @@ class LedgerMachine(RuleBasedStateMachine):
         budget=st.none() | st.integers(1, 20),
         min_version=st.none() | st.integers(0, 5),
         ttl=st.integers(3, 20),
+        choose=st.sampled_from([False, False, True]),
+        data=st.data(),
     )
     def lease(
-        self, consumer: str, count: int, at_least: int | None, budget: int | None, min_version: int | None, ttl: int
+        self,
+        consumer: str,
+        count: int,
+        at_least: int | None,
+        budget: int | None,
+        min_version: int | None,
+        ttl: int,
+        choose: bool,
+        data: st.DataObject,
     ) -> None:
         ready = self.ready(consumer, -1 if min_version is None else min_version)
+        chosen: list[int] | None = None
+        if choose:  # of all there ever were, and of what never was
+            end = (self.first + len(self.groups) + 2) * (self.size if consumer in self.by_row else 1)
+            chosen = data.draw(st.lists(st.integers(-1, end), max_size=3))
+            chosen += data.draw(st.permutations(self.ledger.candidates(consumer)[0].tolist()))[:20]
+            wanted = [id for id in dict.fromkeys(chosen) if any(id in ids for ids in ready.values())]
+            ready = {version: [id for id in ids if id in wanted] for version, ids in ready.items()}
         versions = {number: version for version, numbers in ready.items() for number in numbers}
         lease = self.ledger.lease(
             consumer,
@@ -206,6 +223,7 @@ class LedgerMachine(RuleBasedStateMachine):
             at_least=at_least,
             token_budget=budget,
             min_version=min_version,
+            chosen=None if chosen is None else np.array(chosen, dtype=np.int64),
         )
         if lease is None:
             assert len(versions) < (count if at_least is None else at_least) or not versions
@@ -216,7 +234,10 @@ class LedgerMachine(RuleBasedStateMachine):
         assert len(set(given)) == len(given) <= count
         assert set(given) <= versions.keys(), "complete, not held, not acknowledged, not too old"
         left = [version for number, version in versions.items() if number not in given]
-        assert not left or max(versions[number] for number in given) <= min(left), "oldest version first"
+        assert chosen is None or given == wanted[: len(given)], "in the order that was wanted"
+        assert chosen is not None or not left or max(versions[number] for number in given) <= min(left), (
+            "oldest version first"
+        )
         rows = self.ledger.contents(lease)[0][0].tolist()
         tokens = sum(self.groups[row // self.size].tokens[row % self.size] for row in rows)
         if budget is None:
