@@ -125,6 +125,32 @@ async def test_a_move_that_fails_half_way_loses_nothing(
     await until(lambda: not target.engine._open)  # what went on there as well ends: nobody asks for it
 
 
+@pytest.mark.parametrize("able", [True, False])
+async def test_a_request_whose_target_gives_its_version_up_while_it_travels_goes_on_at_the_source(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, able: bool
+) -> None:
+    source, target = await pair({"kv_migration": able}, {"kv_migration": able})
+    unmoved = await source.ask("generate", asking("unmoved"))
+    take = source.service._requests.take
+
+    async def overtaken(*arguments: Any, **named: Any) -> Any:
+        state = await take(*arguments, **named)
+        await target.service.retire_version(VersionCall(version=BASE_VERSION))
+        return state
+
+    monkeypatch.setattr(source.service._requests, "take", overtaken)
+    answer = await begun(source, asking())
+    with pytest.raises(HeadraceError, match="asks for version"):
+        await move(source, target)
+    completion = (await answer).completion
+    assert completion is not None
+    assert len(completion.token_ids) == TOKENS
+    assert same(completion, unmoved.completion) == able
+    assert not target.engine._open
+    assert target.service._requests.get("r") is None
+    assert source.service._moves.sent_on(7, 0) == ""
+
+
 class Straight:
     """A client that calls the instance's methods."""
 
@@ -204,6 +230,7 @@ async def test_a_request_moves_twice_and_its_caller_follows_both_times(pair: Pai
     source, middle, target = await pair({}, {}, {})
     unmoved = await source.ask("generate", asking("unmoved"))
     answer = await begun(source, asking())
+    middle.decodes.clear()  # or it may be faster than the second move
     await move(source, middle)
     await move(middle, target)
     assert (await answer).moved == middle.address
