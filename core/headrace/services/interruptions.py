@@ -10,9 +10,11 @@ import asyncio
 from dataclasses import replace
 
 from headrace.contract import GenerationRequest, Interruption, RequestState
-from headrace.errors import EngineError
 from headrace.services.request_messages import GenerateCall, Switched
 from headrace.services.requests import Pending, Requests
+
+_Held = tuple[Pending, RequestState | None]
+"""A request that was taken out of the engine; None: it ended meanwhile, or could not be."""
 
 
 class Interruptions:
@@ -24,7 +26,8 @@ class Interruptions:
         """What they are generated under at least."""
         self._turn = asyncio.Lock()
         """Held while requests are out of the engine: none comes in between."""
-        self._held: list[tuple[Pending, RequestState]] | None = None
+        self._held: asyncio.Future[list[_Held]] | None = None
+        """Those, as soon as all are out; None when the engine has them."""
 
     async def submit(self, call: GenerateCall) -> Pending:
         """Have the engine work on a request, under the version of now where that is newer."""
@@ -41,38 +44,43 @@ class Interruptions:
             return pending
 
     async def hold(self, interruption: Interruption) -> None:
-        """Take all of them out of the engine, until :meth:`go_on`."""
-        await self._turn.acquire()
-        pending, with_kv = self._requests.under_way(), interruption.keep_kv
+        """Take all of them out of the engine, until :meth:`go_on`; what is held already stays so."""
+        if self._held is None:
+            await self._turn.acquire()
+            under_way, with_kv = self._requests.under_way(), interruption.keep_kv
+            self._held = asyncio.gather(*(self._take(pending, with_kv=with_kv) for pending in under_way))
         try:
-            taken = await asyncio.gather(*(self._take(each, with_kv=with_kv) for each in pending))
-        except BaseException:  # cancelled too: nothing is held; raised again
-            self._turn.release()
+            await asyncio.shield(self._held)
+        except BaseException:  # cancelled, when some are out and others on their way: all go on; raised again
+            await self.go_on()
             raise
-        self._held = [(each, state) for each, state in zip(pending, taken, strict=True) if state is not None]
 
-    async def _take(self, pending: Pending, *, with_kv: bool) -> RequestState | None:
+    async def _take(self, pending: Pending, *, with_kv: bool) -> _Held:
         try:
-            return await self._requests.take(pending, with_kv=with_kv)
-        except EngineError as error:
+            return pending, await self._requests.take(pending, with_kv=with_kv)
+        except Exception as error:  # a plugin may raise anything: it is told to who waits
             _fail(pending, error)
-            return None
+            return pending, None
 
     async def switch(self, version: int, interruption: Interruption) -> Switched:
         """Have all of them go on under a version that the engine serves."""
-        if self._held is None:
-            await self.hold(interruption)
+        await self.hold(interruption)
         self._version = version
         return await self.go_on()
 
     async def go_on(self) -> Switched:
-        """Give the engine back what is held."""
-        held, self._held = self._held or [], None
+        """Give the engine back what is held, even if whoever asks for it goes away meanwhile."""
+        held, self._held = self._held, None
+        assert held is not None, "only what is held goes on"
+        return await asyncio.shield(asyncio.ensure_future(self._give_back(held)))
+
+    async def _give_back(self, held: asyncio.Future[list[_Held]]) -> Switched:
         try:
-            again = [await self._resume(pending, state) for pending, state in held]
+            taken = [(pending, state) for pending, state in await held if state is not None]
+            again = [await self._resume(pending, state) for pending, state in taken]
         finally:
             self._turn.release()
-        interrupted = [(p.trajectory, p.attempt, len(state.token_ids)) for p, state in held if len(state.token_ids)]
+        interrupted = [(p.trajectory, p.attempt, len(state.token_ids)) for p, state in taken if len(state.token_ids)]
         return Switched(interrupted=interrupted, prefilled_tokens=sum(again))
 
     async def _resume(self, pending: Pending, state: RequestState) -> int:
@@ -82,7 +90,7 @@ class Interruptions:
             state = replace(state, fingerprint=migration.fingerprint(pending.request.version))
         try:
             return await self._requests.go_on(pending, replace(state, request=pending.request))
-        except EngineError as error:
+        except Exception as error:  # a plugin may raise anything: it is told to who waits
             _fail(pending, error)
             return 0
 
@@ -90,7 +98,7 @@ class Interruptions:
         return request if request.version >= self._version else replace(request, version=self._version)
 
 
-def _fail(pending: Pending, error: EngineError) -> None:
+def _fail(pending: Pending, error: Exception) -> None:
     """Its trajectory is tried again."""
     if not pending.done.done():
         pending.done.set_exception(error)

@@ -211,6 +211,7 @@ async def test_an_answer_that_is_given_up_while_it_is_held_does_not_go_on(start:
     call = asking(version=0)
     answer = asyncio.create_task(instance.service.generate(call))
     await until(lambda: instance.engine._generated >= 3)
+    instance.decodes.clear()
     await load(instance, 1)
     answer.cancel()
     await asyncio.wait({answer})
@@ -218,9 +219,57 @@ async def test_an_answer_that_is_given_up_while_it_is_held_does_not_go_on(start:
     assert not instance.engine._open
 
 
+@pytest.mark.parametrize("migrates", [True, False])
+async def test_a_load_that_is_given_up_while_requests_are_taken_out_leaves_all_of_them_as_they_were(
+    start: Start, monkeypatch: pytest.MonkeyPatch, migrates: bool
+) -> None:
+    instance = await start(live_versions=1, kv_migration=migrates)
+    answers = [await begun(instance, asking("early", 1, version=0))]
+    answers.append(asyncio.create_task(instance.ask("generate", asking("late", 2, version=0))))
+    await until(lambda: "late" in instance.engine._open)
+    requests, may_be_taken = instance.service._requests, asyncio.Event()
+    take, taken = requests.take, []
+
+    async def slow(pending: Any, **named: Any) -> Any:
+        if pending.request.request_id == "late":
+            await may_be_taken.wait()
+        taken.append(await take(pending, **named))
+        return taken[-1]
+
+    monkeypatch.setattr(requests, "take", slow)
+    loading = asyncio.create_task(
+        instance.service.load_version(LoadCall(version=1, probe=None, interruption=RECOMPUTE))
+    )
+    await until(lambda: bool(taken))
+    for _ in range(2):  # its deadline, and the word of the caller that gives up for the same reason
+        loading.cancel()
+        await asyncio.sleep(0)
+    may_be_taken.set()
+    await asyncio.wait({loading})
+    assert loading.cancelled()
+    instance.decodes.set()
+    for answer in answers:
+        assert spans(await completed(answer)) == [(0, 0, TOKENS)]
+    assert (await instance.service.health(None)).versions == (0,)
+    await interrupt(instance, 1)  # as if nothing had been
+    assert spans((await instance.ask("generate", asking("next", 3, version=1))).completion) == [(1, 0, TOKENS)]
+
+
+async def test_a_version_that_is_loaded_again_before_the_switch_finds_the_requests_held(start: Start) -> None:
+    instance = await start(live_versions=1)
+    answer = await begun(instance, asking(version=0))
+    await load(instance, 1)
+    await load(instance, 1)
+    switched = await switch(instance, 1)
+    instance.decodes.set()
+    ((_, _, tokens),) = switched.interrupted
+    assert spans(await completed(answer)) == [(0, 0, tokens), (1, tokens, TOKENS)]
+
+
+@pytest.mark.parametrize("error", [EngineError("no room"), ValueError("no room")], ids=["told", "a bug"])
 @pytest.mark.parametrize("fails", ["take", "go_on"])
 async def test_an_answer_that_cannot_go_on_fails_alone(
-    start: Start, monkeypatch: pytest.MonkeyPatch, fails: str
+    start: Start, monkeypatch: pytest.MonkeyPatch, fails: str, error: Exception
 ) -> None:
     instance = await start(live_versions=2)
     lucky = await begun(instance, asking("lucky", 2, version=0))
@@ -231,7 +280,7 @@ async def test_an_answer_that_cannot_go_on_fails_alone(
 
     async def failing(pending: Any, *rest: Any, **named: Any) -> Any:
         if pending.request.request_id == "unlucky":
-            raise EngineError("no room")
+            raise error
         return await own(pending, *rest, **named)
 
     monkeypatch.setattr(requests, fails, failing)
