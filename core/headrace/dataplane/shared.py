@@ -39,7 +39,8 @@ class Segments:
         if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
             raise PermissionError(f"{directory} is not this user's alone")
         self._directory = directory
-        self.owner = f"client-{os.getpid()}-{secrets.token_hex(4)}"
+        self._process = os.getpid()
+        self.owner = f"client-{self._process}-{secrets.token_hex(4)}"
         """A file that is locked as long as this process lives: by it the unit knows whose reservations still count."""
         self._lock = open(self._path(self.owner), "xb")  # noqa: SIM115 - it is held until close
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -90,8 +91,9 @@ class Segments:
         self._read.clear()
         if not self._lock.closed:
             self._lock.close()
-            with suppress(FileNotFoundError):  # the unit was closed before
-                os.unlink(self._path(self.owner))
+            if self._process == os.getpid():  # and not forked from it, which holds the lock still
+                with suppress(FileNotFoundError):  # the unit was closed before
+                    os.unlink(self._path(self.owner))
 
     def _mapped(self, known: dict[str, Array], name: str, protection: int) -> Array:
         self._forget_gone()

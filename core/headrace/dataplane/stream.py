@@ -12,6 +12,7 @@ shares of batches that all ranks take part in, and every process that says it is
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -72,6 +73,7 @@ class Stream:
         self._seconds = seconds
         self._rank, self._ranks = rank, ranks
         self._order = order
+        self._process = os.getpid()
         self._desk, self._source = connect(), connect()
         self._fetched: queue.Queue[_Fetched | BaseException] = queue.Queue(maxsize=ahead)
         self._given: list[Rows] = []
@@ -96,6 +98,11 @@ class Stream:
             yield fetched.batch
 
     def _next(self, deadline: float) -> _Fetched:
+        if self._process != os.getpid():  # where the thread is not, and nothing comes
+            raise WireError(
+                f"the stream of {self._consumer} was made by process {self._process}, from which this one was forked",
+                fix="make another in this process",
+            )
         try:
             fetched = self._fetched.get(timeout=deadline)
         except queue.Empty:
@@ -117,7 +124,10 @@ class Stream:
             self._desk.acknowledge(rows)
 
     def close(self) -> None:
-        """What is not acknowledged is given back, to be leased again in its order. Twice is fine."""
+        """What is not acknowledged is given back, to be leased again in its order. Twice is fine. In a forked process
+        it does nothing: the leases are the other's."""
+        if self._process != os.getpid():
+            return
         self._ending.set()
         self._thread.join()
         with self._lock:

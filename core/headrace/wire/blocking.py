@@ -1,8 +1,11 @@
-"""Calls from code without an event loop, by the rules of :class:`headrace.wire.Client`. One thread uses a client."""
+"""Calls from code without an event loop, by the rules of :class:`headrace.wire.Client`. One thread uses a client, and
+only in the process that made it: of a socket that is inherited through fork the threads that serve it are not there,
+and no wait for it would end."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Sequence
 from math import ceil
@@ -41,10 +44,12 @@ class Sent(NamedTuple):
 
 
 class BlockingClient:
-    """Connects at the first call, and anew after a call that met its deadline."""
+    """Connects at the first call, and anew after a call that met its deadline. WireError in a process that was forked
+    from the one that made it."""
 
     def __init__(self, address: str, *, keys: Keys | None = None, limits: Limits = DEFAULT_LIMITS) -> None:
         check_address(address, keys=keys)
+        self._process = os.getpid()
         self._address = address
         self._keys = keys
         self._limits = limits
@@ -125,6 +130,11 @@ class BlockingClient:
             self._socket = None
 
     def _connected(self) -> Socket:
+        if self._process != os.getpid():
+            raise WireError(
+                f"the client of {self._address} was made by process {self._process}, from which this one was forked",
+                fix="make another in this process: neither clients nor data planes and partitions outlive a fork",
+            )
         if self._socket is None:
             self._milliseconds = 0
             self._socket = connect_socket(zmq.Context.instance(), self._address, keys=self._keys, limits=self._limits)
