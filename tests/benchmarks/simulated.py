@@ -31,7 +31,6 @@ def bare_scenario(
     migrates: bool = True,
     streaming: bool = False,
     order: Literal["stream", "longest_first"] = "stream",
-    spare_stragglers: bool = False,
 ) -> Scenario:
     """No evaluation, no retries but three, everything else as said."""
     settings = SimulationConfig(**costs)
@@ -41,7 +40,6 @@ def bare_scenario(
         group_size=group_size,
         streaming=streaming,
         order=order,
-        spare_stragglers=spare_stragglers,
         instances=instances,
         slots=slots,
         live_versions=live_versions,

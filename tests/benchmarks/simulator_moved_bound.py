@@ -6,8 +6,8 @@
 trajectories as slots, log-normal (sigma = 1) and at most 8 times the median, each prompt asked once; training streams
 and takes 0.9 of the decoding of a batch, and only the batch waits for the oldest version. Added to that, alone and
 together: the order of groups by observed lengths, where the prompt explains all of a length (``known``) or seven tenths
-of its variance (``guessed``); sparing instances with stragglers; and, where an instance hosts a single version,
-consolidation, by instances that hand keys and values over. Beside them ``partial_rollout``, whose trajectories change
+of its variance (``guessed``); and, where an instance hosts a single version, consolidation, by instances that hand keys
+and values over. Beside them ``partial_rollout``, whose trajectories change
 their version: with the same bound on the staleness of the oldest token, and with one that never binds.
 
 Reported: seconds of a step. One cell after another; a finished cell is in ``DIR/moved_bound.json`` at once, and another
@@ -35,13 +35,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "nothing": {},
     "known": KNOWN,
     "guessed": GUESSED,
-    "spared": {"spare_stragglers": True},
-    "known+spared": {**KNOWN, "spare_stragglers": True},
-    "guessed+spared": {**GUESSED, "spare_stragglers": True},
     "one version, prefilled again": {"live_versions": 1, "migrates": False},
     "one version, handed over": {"live_versions": 1},
-    "one version, handed over+spared": {"live_versions": 1, "spare_stragglers": True},
-    "one version, handed over+known+spared": {"live_versions": 1, "spare_stragglers": True, **KNOWN},
+    "one version, handed over+known": {"live_versions": 1, **KNOWN},
 }
 
 

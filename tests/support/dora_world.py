@@ -65,7 +65,7 @@ def token(trajectory: int, position: int, version: int) -> int:
 
 class World:
     """``length``: of a trajectory, in tokens. ``calm``: nothing is lost, given back or dropped. ``observant``: groups
-    start in the order of lengths that were observed, and stragglers are spared."""
+    start in the order of lengths that were observed."""
 
     def __init__(
         self,
@@ -88,7 +88,6 @@ class World:
             group_size=group_size,
             lookahead=LOOKAHEAD,
             prompt=(lambda group: group % PROMPTS) if observant else None,
-            spare_stragglers=observant,
         )
         self.streams: dict[int, Stream] = {}
         self.replicas: dict[str, Replica] = {}

@@ -34,7 +34,6 @@ def scenario(
         "group_size": 2,
         "streaming": False,
         "order": "stream",
-        "spare_stragglers": False,
         "instances": 2,
         "slots": 8,
         "live_versions": 4,

@@ -123,8 +123,6 @@ class RolloutConfig(PluginConfig):
     order: Literal["stream", "longest_first"] = "stream"
     """Of groups: as the environment's stream has them, or those first, after each publication, whose prompts took the
     longest answers before."""
-    spare_stragglers: bool = False
-    """Whether instances with trajectories of the oldest version in flight are given new work last."""
     autoscale: AutoscaleConfig | None = None
     """None: only a person changes their number."""
     max_new_tokens: Large

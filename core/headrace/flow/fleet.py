@@ -50,8 +50,6 @@ class Fleet:
         """Version → trajectories placed on, or bound for, any instance; who moves counts twice."""
         self._busy: dict[int, set[Instance]] = {}
         """Version → instances with such trajectories; no empty sets."""
-        self._spared: int | None = None
-        """The version whose trajectories are to go faster than others."""
         self._hosts: dict[int, set[Instance]] = {}
         """Version → who hosts it; no empty sets."""
         self._open: dict[int, Lightest] = {}
@@ -235,27 +233,11 @@ class Fleet:
         self._weigh(instance, 0)
         return began
 
-    def spare(self, version: int | None) -> None:
-        """Instances with unfinished trajectories of this version alone, from now on, are given new work last, so that
-        these go the faster. O(those instances) when it is another version than before."""
-        if version == self._spared:
-            return
-        changed = [spared for spared in (self._spared, version) if spared is not None]
-        self._spared = version
-        for instance in {host for spared in changed for host in self._busy.get(spared, ())}:
-            self._spare(instance)
-
-    def _spare(self, instance: Instance) -> None:
-        spared = self._spared in instance.unfinished
-        if spared != instance.spared:
-            instance.spared = spared
-            self._weigh(instance, 0)
-
     # ------------------------------------------------------------ trajectories
 
     def room(self, version: int) -> Instance | None:
         """Where a trajectory of a new group goes: the least loaded, per slot, of the instances that host ``version``,
-        are not barred and may be given more; those that are spared last, ties by name. None when there is none."""
+        are not barred and may be given more; ties by name. None when there is none."""
         hosts = self._open.get(version)
         lightest = hosts.first() if hosts is not None else None
         return lightest if lightest is not None and lightest.has_room else None
@@ -362,8 +344,6 @@ class Fleet:
         instance.unfinished.setdefault(version, set()).add(trajectory)
         self._load[version] += 1
         self._weigh(instance, +1)
-        if version == self._spared:
-            self._spare(instance)
 
     def _discard(self, instance: Instance, version: int, trajectory: int) -> None:
         take_out(instance.unfinished, version, trajectory)
@@ -374,8 +354,6 @@ class Fleet:
             take_out(self._busy, version, instance)
             if version not in self._busy:
                 del self._load[version]
-            if version == self._spared:
-                self._spare(instance)
 
     def _weigh(self, instance: Instance, change: int) -> None:
         instance.weigh(change)

@@ -46,8 +46,6 @@ class Flow(Serving):
     start, so that the last group may pass this by ``group_size - 1``. ``kv_threshold``: the share of its KV memory in
     use at which an instance is full, whatever slots are idle. ``prompt``: group → its prompt, where those that will
     take long are to start first (:mod:`headrace.flow.order`); None, and always in lockstep: groups start as they come.
-    ``spare_stragglers``: instances with trajectories of the oldest version in flight, which the window will wait for,
-    are given new work last, as an engine with less to do decodes faster.
     """
 
     def __init__(
@@ -63,7 +61,6 @@ class Flow(Serving):
         lookahead: float = 1.25,
         kv_threshold: float = 0.9,
         prompt: Callable[[int], int] | None = None,
-        spare_stragglers: bool = False,
         state: FlowState | None = None,
         columns: FlowColumns = ROW,
     ) -> None:
@@ -75,7 +72,6 @@ class Flow(Serving):
         self.batch_groups = batch_groups
         self.group_size = group_size
         self._rollout = rollout
-        self._spare_stragglers = spare_stragglers and not policy.lockstep
         self._batches = batches
         self._admission = Admission(policy, batch_groups=batch_groups, room=self._room)
         if state is not None:
@@ -369,9 +365,6 @@ class Flow(Serving):
         if not self._rollout:
             return newest if admits else None
         self._switching.settle()
-        if self._spare_stragglers:
-            oldest = min(view.in_flight, default=newest)
-            self._fleet.spare(oldest if oldest < newest else None)
         if admits and self._dispatch.can_start(self.next_group, newest, idle=not self._in_flight):
             return newest
         if self._lockstep:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_SPARED, _FULL = 1e6, 2e6
+_FULL = 1e6
 """Above any load per slot."""
 
 
@@ -35,11 +35,8 @@ class Instance:
     """How many these are."""
     pressure: float = 0.0
     """Share of its KV memory in use, where that is too much; else 0."""
-    spared: bool = False
-    """Whether it gets new work only where nobody else has room."""
     share: float = 0.0
-    """Load per slot; more than of any other where it is spared, still more where it is full; infinite under
-    pressure."""
+    """Load per slot; more than of any other where it is full; infinite under pressure."""
     switching: bool = False
     """Whether the caller carries a switch out; no other is decided until it is done."""
 
@@ -58,11 +55,9 @@ class Instance:
         return self.share < _FULL
 
     def weigh(self, change: int) -> None:
-        """So many trajectories more are here, or it came under pressure or is spared, or not any more."""
+        """So many trajectories more are here, or it came under pressure, or is not any more."""
         self.load += change
         self.share = math.inf if self.pressure else self.load / self.slots
-        if self.spared:
-            self.share += _SPARED
         if self.load >= self.limit:
             self.share += _FULL
 

@@ -212,7 +212,6 @@ class TrainingLoop:
             "rollout": plan.rollout,
             "columns": columns,
             "prompt": plan.task_index if rollout.order == "longest_first" else None,
-            "spare_stragglers": rollout.spare_stragglers,
         }
         if began.resumed is not None:
             return Flow(state=began.resumed.state.flow, **settings, **sizes)

@@ -29,7 +29,6 @@ class Scenario:
     streaming: bool
     order: Literal["stream", "longest_first"]
     """In which groups start."""
-    spare_stragglers: bool
     instances: int
     slots: int
     """Of an instance."""
@@ -108,7 +107,6 @@ def scenario(
         evaluation_answers=job.evaluation.prompts * (job.evaluation.greedy + job.evaluation.sampled),
         costs=costs,
         order=job.rollout.order,
-        spare_stragglers=job.rollout.spare_stragglers,
         trajectories=Trajectories(
             lengths,
             seed=job.job.seed,

@@ -68,7 +68,6 @@ class Simulation:
             batch_groups=scenario.batch_groups,
             group_size=scenario.group_size,
             prompt=scenario.trajectories.prompt if scenario.order == "longest_first" else None,
-            spare_stragglers=scenario.spare_stragglers,
         )
         self.records: list[BatchRecord] = []
         self._candidate = candidate
