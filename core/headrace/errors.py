@@ -9,6 +9,7 @@
     ├── EngineError      the operator; wraps what an engine raised
     ├── WireError        the operator; a peer, message or connection is not as it must be
     │   └── DeadlineError    a wait that ran out; names what was awaited
+    │       └── SilenceError     nobody answered at all; names who
     └── RunError         the operator; a run that cannot go on, or a run directory that cannot be read
         └── LostRowsError    nobody: the run drops their groups and goes on
 
@@ -67,6 +68,10 @@ class WireError(HeadraceError):
 
 class DeadlineError(WireError):
     """A wait that ran past its deadline; names what was awaited."""
+
+
+class SilenceError(DeadlineError):
+    """A peer that did not answer, though it was told until when; names it."""
 
 
 class RunError(HeadraceError):

@@ -18,7 +18,7 @@ import pytest
 from headrace.contract import Storage
 from headrace.dataplane import DataPlane
 from headrace.dataplane.serve import serve_ledger, serve_unit
-from headrace.errors import DeadlineError
+from headrace.errors import SilenceError
 from headrace.wire import encode
 from headrace.wire.codec import decoder_for
 from headrace.wire.methods import Method, methods_of
@@ -276,7 +276,7 @@ def _size(message: list[Any]) -> int:
 
 def _expire(answer: asyncio.Future[Any], message: str) -> None:
     if not answer.done():
-        answer.set_exception(DeadlineError(message))
+        answer.set_exception(SilenceError(message))
 
 
 def _settle(answer: asyncio.Future[Any], value: Any) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from headrace.contract import Array, Batch, Column, StorageStats
 from headrace.dataplane.connections import Connections
-from headrace.dataplane.gathering import join, parts
+from headrace.dataplane.gathering import Part, join, parts
 from headrace.dataplane.messages import (
     Described,
     Fetch,
@@ -251,11 +251,18 @@ class Partition:
 
     def _gather(self, rows: Array, columns: tuple[str, ...], units: Array, deadline: float) -> Batch:
         """From several units at once."""
-        asked = [(part, self._ask(part.unit, rows[part.at], part.columns, deadline)) for part in parts(units, columns)]
-        found = []
-        for part, reading in asked:
-            with self._noticing(part.unit, deadline):
-                found.append((part, reading.batch()))
+        asked: list[tuple[Part, Reading]] = []
+        found: list[tuple[Part, Batch]] = []
+        try:
+            for part in parts(units, columns):
+                asked.append((part, self._ask(part.unit, rows[part.at], part.columns, deadline)))
+            while asked:
+                part, reading = asked.pop(0)
+                with self._noticing(part.unit, deadline):
+                    found.append((part, reading.batch()))
+        finally:
+            for _, reading in asked:
+                reading.cancel()
         return join(rows, columns, found)
 
     def acknowledge(self, held: Rows, *, deadline: float = DEADLINE) -> None:

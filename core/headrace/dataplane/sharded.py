@@ -11,8 +11,8 @@ another's.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import TypeVar
 
@@ -25,7 +25,7 @@ from headrace.dataplane.ordering import Order
 from headrace.dataplane.partition_client import DEADLINE, GRACE, LEASE_SECONDS, Partition, Rows
 from headrace.dataplane.shards import SHARD_BITS, oldest_shares, shards_of
 from headrace.errors import ContractError, DeadlineError, HeadraceError, RunError
-from headrace.wire import first_answered
+from headrace.wire import BlockingClient, Sent, first_answered
 
 T = TypeVar("T")
 
@@ -204,24 +204,33 @@ class ShardedPartition(Partition):
     # ------------------------------------------------------------ all shards at once
 
     def _ask_all(self, method: str, requests: Sequence[object], reply: type[T], deadline: float = DEADLINE) -> list[T]:
-        sent = [
-            shard.ledger.send(method, request, deadline=deadline, awaiting="a shard of the ledger")
-            for shard, request in zip(self._shards, requests, strict=True)
-        ]
-        return [shard.ledger.receive(call, reply) for shard, call in zip(self._shards, sent, strict=True)]
+        with self._sent(method, requests, deadline, "a shard of the ledger") as calls:
+            found = []
+            while calls:
+                client, call = calls.pop(0)
+                found.append(client.receive(call, reply))
+            return found
 
     def _ask_any(self, method: str, requests: Sequence[object], reply: type[T], wait: float) -> T:
         """The answer of the first that has one; the others are told that nobody waits any more."""
-        clients = [shard.ledger for shard in self._shards]
-        sent = [
-            client.send(method, request, deadline=wait + GRACE, awaiting="one of the ledger's shards")
-            for client, request in zip(clients, requests, strict=True)
-        ]
-        calls = list(zip(clients, sent, strict=True))
-        client, call = calls.pop(first_answered(calls))
-        for other, left in calls:
-            other.cancel(left)
-        return client.receive(call, reply)
+        with self._sent(method, requests, wait + GRACE, "one of the ledger's shards") as calls:
+            client, call = calls.pop(first_answered(calls))
+            return client.receive(call, reply)
+
+    @contextmanager
+    def _sent(
+        self, method: str, requests: Sequence[object], deadline: float, awaiting: str
+    ) -> Iterator[list[tuple[BlockingClient, Sent]]]:
+        """Calls under way, one to each shard; those that are left at the end are cancelled."""
+        calls: list[tuple[BlockingClient, Sent]] = []
+        try:
+            for shard, request in zip(self._shards, requests, strict=True):
+                client = shard.ledger
+                calls.append((client, client.send(method, request, deadline=deadline, awaiting=awaiting)))
+            yield calls
+        finally:
+            for client, call in calls:
+                client.cancel(call)
 
 
 def _parts(held: Rows) -> tuple[Rows, ...]:

@@ -160,6 +160,10 @@ class Reading:
                 "get", self._fetch, reply=Batch, deadline=self._deadline, awaiting="a storage unit to send rows"
             )
 
+    def cancel(self) -> None:
+        """Nobody waits for them any more."""
+        self._client.cancel(self._sent)
+
 
 def nbytes_of(columns: Mapping[str, Column]) -> int:
     """Of all values. ContractError for what is no array."""

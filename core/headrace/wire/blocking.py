@@ -1,11 +1,15 @@
-"""Calls from code without an event loop, by the rules of :class:`headrace.wire.Client`. One thread uses a client, and
-only in the process that made it: of a socket that is inherited through fork the threads that serve it are not there,
-and no wait for it would end."""
+"""Calls from code without an event loop, by the rules of :class:`headrace.wire.Client`.
+
+Invariant: one thread at a time has calls under way at a client, of the process that made it. Any other is refused:
+replies have no thread's name on them, and of a socket that is inherited through fork the threads that serve it are not
+there, so that no wait for it would end.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Sequence
 from math import ceil
@@ -15,13 +19,13 @@ from typing import Any, NamedTuple, TypeVar, overload
 import msgspec
 import zmq
 
-from headrace.errors import DeadlineError, WireError
+from headrace.errors import ContractError, SilenceError, WireError
 from headrace.wire.address import check_address
-from headrace.wire.codec import check_limits, decoder_for, encode
+from headrace.wire.codec import check_limits, decoder_for, encode_call
 from headrace.wire.failures import from_failure
 from headrace.wire.keys import Keys
 from headrace.wire.limits import DEFAULT_LIMITS, Limits
-from headrace.wire.messages import MAX_SECONDS, Call, Cancel, Failure, Reply
+from headrace.wire.messages import SILENCE_FIX, Call, Cancel, Failure, Reply, check_deadline
 from headrace.wire.refusal import RefusedError
 from headrace.wire.sockets import Socket, connect_socket
 
@@ -57,6 +61,8 @@ class BlockingClient:
         self._milliseconds = 0
         """How long a send or a receive waits."""
         self._calls = 0
+        self._alone = threading.RLock()
+        """Held by the thread that has calls under way, once for each."""
         self._early: dict[int, tuple[Reply[msgspec.Raw] | Failure, list[memoryview]]] = {}
         """Replies to calls that are received later."""
 
@@ -75,11 +81,18 @@ class BlockingClient:
         return self.receive(self.send(method, request, deadline=deadline, awaiting=awaiting), reply)
 
     def send(self, method: str, request: object = None, *, deadline: float, awaiting: str = "") -> Sent:
-        """Begin a call, so that several can be under way; :meth:`receive` ends it."""
-        if not 0 < deadline <= MAX_SECONDS:
-            raise ValueError(f"a deadline is a number of seconds above 0, got {deadline!r}")
+        """Begin a call, so that several can be under way; :meth:`receive` or :meth:`cancel` ends it."""
+        check_deadline(deadline)
+        self._enter()
+        try:
+            return self._send(method, request, deadline, awaiting)
+        except BaseException:
+            self._alone.release()
+            raise
+
+    def _send(self, method: str, request: object, deadline: float, awaiting: str) -> Sent:
         self._calls += 1
-        message, *arrays = encode(Call(self._calls, method, deadline, request))
+        message, *arrays = encode_call(Call(self._calls, method, deadline, request))
         check_limits(len(message), arrays, self._limits)
         socket = self._connected()
         self._wait_at_most(deadline)
@@ -94,7 +107,10 @@ class BlockingClient:
 
     def receive(self, sent: Sent, reply: type[R]) -> R:
         """The reply to a call."""
-        answer, arrays = self._early.pop(sent.id) if sent.id in self._early else self._await(sent)
+        try:
+            answer, arrays = self._early.pop(sent.id) if sent.id in self._early else self._await(sent)
+        finally:
+            self._alone.release()
         if isinstance(answer, Failure):
             raise from_failure(answer)
         try:
@@ -110,6 +126,7 @@ class BlockingClient:
             self._socket.sndtimeo, self._milliseconds = 0, 0
             with contextlib.suppress(zmq.Again):  # the server knows the deadline
                 self._socket.send(_encode(Cancel(sent.id)))
+        self._alone.release()
 
     def arrived(self, sent: Sent) -> bool:
         """Whether the reply to a call is here."""
@@ -124,17 +141,28 @@ class BlockingClient:
         poller.register(self._connected(), zmq.POLLIN)
 
     def close(self) -> None:
-        """Twice is fine."""
+        """Twice is fine; in a forked process it does nothing."""
+        if self._process != os.getpid():
+            return
+        self._enter()
         if self._socket is not None:
             self._socket.close(linger=0)
             self._socket = None
+        self._alone.release()
 
-    def _connected(self) -> Socket:
+    def _enter(self) -> None:
         if self._process != os.getpid():
             raise WireError(
                 f"the client of {self._address} was made by process {self._process}, from which this one was forked",
                 fix="make another in this process: neither clients nor data planes and partitions outlive a fork",
             )
+        if not self._alone.acquire(blocking=False):
+            raise ContractError(
+                f"thread {threading.current_thread().name!r} uses a client of {self._address} while another does",
+                fix="give each thread its own: a DataPlane, and what it makes, is one thread's view",
+            )
+
+    def _connected(self) -> Socket:
         if self._socket is None:
             self._milliseconds = 0
             self._socket = connect_socket(zmq.Context.instance(), self._address, keys=self._keys, limits=self._limits)
@@ -161,7 +189,9 @@ class BlockingClient:
                 self._early[answer.id] = received
         self._give_up(sent.id)
         what = f", awaiting {sent.awaiting}" if sent.awaiting else ""
-        raise DeadlineError(f"no reply to {sent.method} from {self._address} in {sent.seconds:g} s{what}")
+        raise SilenceError(
+            f"no reply to {sent.method} from {self._address} in {sent.seconds:g} s{what}", fix=SILENCE_FIX
+        )
 
     def _receive(self, seconds: float) -> tuple[Reply[msgspec.Raw] | Failure, list[memoryview]] | None:
         socket = self._connected()

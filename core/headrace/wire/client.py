@@ -15,15 +15,15 @@ from typing import Any, NamedTuple, TypeVar, overload
 import msgspec
 import zmq
 
-from headrace.errors import DeadlineError, HeadraceError, WireError
+from headrace.errors import HeadraceError, SilenceError, WireError
 from headrace.wire.address import check_address
 from headrace.wire.arrays import Buffer
-from headrace.wire.codec import TypedDecoder, check_limits, decoder_for, encode
+from headrace.wire.codec import TypedDecoder, check_limits, decoder_for, encode_call
 from headrace.wire.endpoint import Endpoint
 from headrace.wire.failures import from_failure
 from headrace.wire.keys import Keys
 from headrace.wire.limits import DEFAULT_LIMITS, Limits
-from headrace.wire.messages import MAX_SECONDS, Call, Cancel, Failure, Reply
+from headrace.wire.messages import SILENCE_FIX, Call, Cancel, Failure, Reply, check_deadline
 from headrace.wire.refusal import RefusedError
 from headrace.wire.sockets import connect_socket
 
@@ -66,7 +66,7 @@ class Client:
     async def call(
         self, method: str, request: object = None, *, reply: Any = NoneType, deadline: float, awaiting: str = ""
     ) -> Any:
-        """Call ``method`` and wait at most ``deadline`` seconds. ``awaiting``: in words, for the DeadlineError.
+        """Call ``method`` and wait at most ``deadline`` seconds. ``awaiting``: in words, for the SilenceError.
 
         Raises what the handler raised when that is a HeadraceError, RunError when it is not, WireError when
         message or reply is refused.
@@ -78,12 +78,11 @@ class Client:
     ) -> asyncio.Future[Any]:
         """:meth:`call` without waiting: the message is on its way, and the future has the outcome. Cancelling the
         future cancels the call at the server."""
-        if not 0 < deadline <= MAX_SECONDS:
-            raise ValueError(f"a deadline is a number of seconds above 0, got {deadline!r}")
+        check_deadline(deadline)
         self._calls += 1
         call = self._calls
         self._connected()
-        message, *arrays = encode(Call(call, method, deadline, request))
+        message, *arrays = encode_call(Call(call, method, deadline, request))
         check_limits(len(message), arrays, self._limits)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
@@ -135,7 +134,7 @@ class Client:
             self._endpoint = None
 
     def _expire(self, call: int, message: str) -> None:
-        self._fail(call, DeadlineError(message))
+        self._fail(call, SilenceError(message, fix=SILENCE_FIX))
 
     def _fail(self, call: int, error: WireError) -> None:
         """The connection may be why: once nobody else waits for it, the next call makes a new one. The server cancels

@@ -6,6 +6,7 @@ Arrays are not copied: one that is still being sent must not be changed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -13,8 +14,10 @@ import msgspec
 import numpy as np
 
 from headrace.contract import Ragged
+from headrace.errors import ContractError
 from headrace.wire.arrays import Buffer, local_frames, pack, unpack
 from headrace.wire.limits import DEFAULT_LIMITS, Limits
+from headrace.wire.messages import Call
 from headrace.wire.refusal import (
     FRAME_TOO_LARGE,
     HEADER_TOO_LARGE,
@@ -39,6 +42,16 @@ def encode(value: object) -> list[Buffer]:
     finally:
         local_frames.sent = None
     return [header, *arrays]
+
+
+def encode_call(call: Call[object]) -> list[Buffer]:
+    """:meth:`encode`; ContractError for what cannot travel."""
+    try:
+        return encode(call)
+    except TypeError as error:
+        raise ContractError(
+            f"{call.method}: {error}", fix="send numbers, text, and numpy arrays of numbers or bool"
+        ) from error
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=pack).encode
@@ -80,6 +93,7 @@ class TypedDecoder:
 
     def __init__(self, kind: Any) -> None:
         wire, self._restores = wire_type(kind)
+        self._kind = kind
         self._decoder = msgspec.msgpack.Decoder(wire, dec_hook=_convert, ext_hook=unpack)
 
     def decode(self, header: Any, arrays: Sequence[Any]) -> Any:
@@ -92,14 +106,22 @@ class TypedDecoder:
             raise
         except _UNREADABLE as error:
             if isinstance(error, msgspec.ValidationError):
-                raise RefusedError(f"a message of the wrong type: {error}", reason=WRONG_TYPE) from error
+                said = _FIELD.sub(self._named, str(error))
+                raise RefusedError(f"a message of the wrong type: {said}", reason=WRONG_TYPE) from error
             raise RefusedError(f"a malformed message: {error}", reason=MALFORMED) from error
         except (TypeError, ValueError) as error:  # a constructor refused the values
             raise RefusedError(f"a message of the wrong type: {error}", reason=WRONG_TYPE) from error
         finally:
             local_frames.received = ()
 
+    def _named(self, place: re.Match[str]) -> str:
+        """The field of a message that travels as an array, where it is one."""
+        fields, number = getattr(self._kind, "__struct_fields__", ()), int(place[1])
+        return f"{self._kind.__name__}.{fields[number]}" if number < len(fields) else place[0]
 
+
+_FIELD = re.compile(r"\$\[(\d+)\]")
+"""How msgspec says which element of an array is wrong."""
 _decoders: dict[Any, TypedDecoder] = {}
 
 

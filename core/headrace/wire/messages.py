@@ -6,12 +6,30 @@ from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
+from headrace.errors import ContractError
+
 MAX_SECONDS = 1e9
 """Bounds a deadline, and keeps NaN and infinity out of the loop's timers."""
 
 
+def check_deadline(seconds: float) -> None:
+    """ContractError for what is no time within which an answer can come."""
+    try:
+        possible = 0 < seconds <= MAX_SECONDS
+    except TypeError:
+        possible = False
+    if not possible:
+        raise ContractError(
+            f"a deadline is a number of seconds above 0, got {seconds!r}",
+            fix="say how long is too long: nothing waits for ever",
+        )
+
+
 Body = TypeVar("Body")
 """What is asked or answered when it is sent; as it is received, :class:`msgspec.Raw`: its type is looked up first."""
+
+
+SILENCE_FIX = "see whether its process still runs, and what it is busy with"
 
 
 class Call(msgspec.Struct, Generic[Body], array_like=True, tag=0, frozen=True):

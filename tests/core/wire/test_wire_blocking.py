@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from headrace.contract import Batch, Ragged
-from headrace.errors import DeadlineError, EngineError, WireError
+from headrace.errors import ContractError, DeadlineError, EngineError, SilenceError, WireError
 from headrace.wire import BlockingClient, Keys, Server, ipc_address, rpc, tcp_address
 
 
 class Service:
     def __init__(self) -> None:
         self.held: list[asyncio.Future[int]] = []
+        self.holding = threading.Event()
         self.cancelled = threading.Event()
 
     @rpc
@@ -37,6 +38,7 @@ class Service:
     def hold(self, request: int) -> Any:
         self.held.append(asyncio.get_running_loop().create_future())
         self.held[-1].add_done_callback(lambda done: self.cancelled.set() if done.cancelled() else None)
+        self.holding.set()
         return self.held[-1]
 
     @rpc
@@ -103,16 +105,39 @@ def test_several_calls_may_be_under_way_and_their_replies_come_in_any_order(clie
 def test_a_call_ends_at_its_deadline_says_what_was_awaited_and_is_cancelled(
     serving: Serving, client: BlockingClient
 ) -> None:
-    with pytest.raises(DeadlineError, match=r"no reply to hold from .* in 0\.05 s, awaiting rain"):
+    with pytest.raises(SilenceError, match=r"no reply to hold from .* in 0\.05 s, awaiting rain"):
         client.call("hold", 0, reply=int, deadline=0.05, awaiting="rain")
     assert serving.service.cancelled.wait(30)
     assert client.call("double", 2, reply=int, deadline=5) == 4
 
 
 def test_a_deadline_is_a_number_of_seconds(client: BlockingClient) -> None:
-    for deadline in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="deadline"):
-            client.call("double", 1, reply=int, deadline=deadline)
+    for deadline in (0.0, -1.0, float("nan"), float("inf"), None, "5"):
+        with pytest.raises(ContractError, match="deadline"):
+            client.call("double", 1, reply=int, deadline=deadline)  # type: ignore[arg-type]  # as somebody might
+
+
+def test_what_cannot_travel_is_refused_before_it_is_sent(client: BlockingClient) -> None:
+    with pytest.raises(ContractError, match="double: values of type object do not travel"):
+        client.call("double", object(), deadline=5)
+
+
+def test_a_second_thread_with_a_call_under_way_is_refused_and_one_after_the_other_served(
+    serving: Serving, client: BlockingClient
+) -> None:
+    found: list[int] = []
+    other = threading.Thread(target=lambda: found.append(client.call("hold", 0, reply=int, deadline=30)))
+    other.start()
+    assert serving.service.holding.wait(30)
+    for use in (lambda: client.call("double", 1, reply=int, deadline=5), client.close):
+        with pytest.raises(ContractError, match=r"'MainThread' uses a client of .* while another does"):
+            use()
+    friend = BlockingClient(serving.address)
+    friend.call("let_go", [0], deadline=5)
+    friend.close()
+    other.join()
+    assert found == [0]
+    assert client.call("double", 1, reply=int, deadline=5) == 2
 
 
 def test_nobody_is_served_without_the_key_of_the_run() -> None:

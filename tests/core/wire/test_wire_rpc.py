@@ -27,6 +27,11 @@ class Fill(msgspec.Struct):
     value: float
 
 
+class Pair(msgspec.Struct, array_like=True):
+    first: int
+    second: int
+
+
 class Service:
     def __init__(self) -> None:
         self.started = asyncio.Event()
@@ -42,6 +47,10 @@ class Service:
     async def fill(self, request: Fill) -> Batch:
         ragged = request.batch.ragged("tokens")
         return request.batch.with_columns({"filled": ragged.like(np.full(len(ragged.values), request.value))})
+
+    @rpc
+    async def pair(self, request: Pair) -> int:
+        return request.first
 
     @rpc
     async def nothing(self, request: None) -> None:
@@ -269,6 +278,7 @@ async def test_closing_the_client_fails_its_pending_calls(tmp_path: Path) -> Non
         ("__init__", None, "unknown method", "no method '__init__'"),
         ("double", "2", "wrong type", "double: a message of the wrong type"),
         ("double", None, "wrong type", "Expected `int`, got `None`"),
+        ("pair", ["1", 2], "wrong type", "Expected `int`, got `str` - at `Pair.first`"),
         ("fill", 1, "wrong type", "fill: a message of the wrong type"),
     ],
 )
