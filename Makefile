@@ -9,6 +9,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
+WORKERS ?= 2
 JOB ?= examples/sort_symbols/job.toml
 
 BIN := $(VENV)/bin
@@ -32,7 +33,7 @@ lint: $(VENV)/.ready-test
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.ready-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not engine and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not engine and not gpu"
 
 # The wheel alone, in an environment that has nothing else: the core is light and its command works.
 wheel: $(VENV)/.ready-test

@@ -6,7 +6,7 @@ All kinds start from the same warmed-up checkpoint and train the same batches (3
 steps, same clip, rate and AdamW) on the same two cores; evaluation and checkpoints are off. *synchronous*: the demo's
 job under ``policy = "synchronous"``. *synchronous, 2 threads*: the same with both cores for the trainer too, the
 fairest synchronous run. *multi_version*: the demo's job as it is. *trl*: one process with two threads, in the
-interpreter that ``--trl-python`` names; left out without it. Kinds alternate, and medians over the runs count.
+interpreter that ``--trl-python`` names; left out without it. Kinds alternate; ratios are within a run, of which the medians count.
 
 Seconds are per batch, from the first trained batch to the last, so that start-up is outside. CPU seconds are of all
 processes of a run, by a clock that reads /proc.
@@ -125,30 +125,37 @@ def _middle(values: Sequence[Any]) -> Any:
     return None if first is None else statistics.median(values)
 
 
-def compare(kinds: Mapping[str, Measured], *, runs: int, batches: int, trl_skipped: str | None) -> Result:
-    """The ratios between what was measured."""
+def compare(runs: Sequence[Mapping[str, Measured]], *, batches: int, trl_skipped: str | None) -> Result:
+    """Medians of what was measured, and of the ratios within each run."""
+    return Result(
+        kinds={kind: median([run[kind] for run in runs]) for kind in runs[0]},
+        **_middle([ratios(run) for run in runs]),
+        trl_skipped=trl_skipped,
+        runs=len(runs),
+        batches=batches,
+    )
+
+
+def ratios(kinds: Mapping[str, Measured]) -> dict[str, float | None]:
+    """Between what was measured in one run, one kind right after the other: machines become faster and slower."""
     ours, synchronous, trl = kinds[ASYNCHRONOUS], kinds[SYNCHRONOUS], kinds.get(TRL)
     assert ours.parts is not None
     assert synchronous.parts is not None
     bound = overlap_bound(ours.parts, CORES)
     other_bound = overlap_bound(synchronous.parts, CORES)
     gaps = [] if trl is None else [a - b for a, b in zip(ours.rewards, trl.rewards, strict=True)]
-    return Result(
-        kinds=dict(kinds),
-        overlap_bound=bound,
-        overlap_bound_of_synchronous_parts=other_bound,
-        of_bound=bound / ours.wall_seconds,
-        of_bound_of_synchronous_parts=other_bound / ours.wall_seconds,
-        trainer_cpu_share_at_bound=ours.parts["trainer"] / bound,
-        speed_to_synchronous=synchronous.wall_seconds / ours.wall_seconds,
-        speed_to_threaded=kinds[THREADED].wall_seconds / ours.wall_seconds,
-        speed_to_trl=None if trl is None else trl.wall_seconds / ours.wall_seconds,
-        cpu_to_trl=None if trl is None else trl.cpu_seconds / ours.cpu_seconds,
-        reward_gap_to_trl=statistics.mean(gaps) if gaps else None,
-        trl_skipped=trl_skipped,
-        runs=runs,
-        batches=batches,
-    )
+    return {
+        "overlap_bound": bound,
+        "overlap_bound_of_synchronous_parts": other_bound,
+        "of_bound": bound / ours.wall_seconds,
+        "of_bound_of_synchronous_parts": other_bound / ours.wall_seconds,
+        "trainer_cpu_share_at_bound": ours.parts["trainer"] / bound,
+        "speed_to_synchronous": synchronous.wall_seconds / ours.wall_seconds,
+        "speed_to_threaded": kinds[THREADED].wall_seconds / ours.wall_seconds,
+        "speed_to_trl": None if trl is None else trl.wall_seconds / ours.wall_seconds,
+        "cpu_to_trl": None if trl is None else trl.cpu_seconds / ours.cpu_seconds,
+        "reward_gap_to_trl": statistics.mean(gaps) if gaps else None,
+    }
 
 
 # ---------------------------------------------------------------- headrace
@@ -304,8 +311,8 @@ def measure_all(options: argparse.Namespace, work: Path) -> Result:
                 f"run {number + 1}/{options.runs} {kind}: {last.wall_seconds:.3f} s, "
                 f"{last.cpu_seconds:.3f} CPU s per batch"
             )
-    medians = {kind: median(measured) for kind, measured in runs.items()}
-    return compare(medians, runs=options.runs, batches=options.batches, trl_skipped=skipped)
+    each = [dict(zip(runs, measured, strict=True)) for measured in zip(*runs.values(), strict=True)]
+    return compare(each, batches=options.batches, trl_skipped=skipped)
 
 
 def show(result: Result) -> None:

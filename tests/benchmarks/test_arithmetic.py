@@ -81,12 +81,22 @@ def test_ratios_are_of_batches_per_second_and_of_the_bound() -> None:
         "multi_version": measured(1.0, 0.8),
         "trl": measured(2.5, 2.2, rewards=[0.5, 0.25]),
     }
-    result = end_to_end.compare(kinds, runs=1, batches=2, trl_skipped=None)
+    result = end_to_end.compare([kinds], batches=2, trl_skipped=None)
     assert result.overlap_bound == result.of_bound == pytest.approx(0.8)
     assert result.of_bound_of_synchronous_parts == pytest.approx(0.6)
     assert result.trainer_cpu_share_at_bound == pytest.approx(1.0)
     assert (result.speed_to_synchronous, result.speed_to_threaded, result.speed_to_trl) == (1.5, 1.2, 2.5)
     assert (result.cpu_to_trl, result.reward_gap_to_trl) == (pytest.approx(2.0), 0.0)
+
+
+def test_a_ratio_is_the_median_of_those_within_each_run() -> None:
+    def run(synchronous: float, ours: float) -> dict[str, end_to_end.Measured]:
+        kinds = {"synchronous": synchronous, "synchronous, 2 threads": synchronous, "multi_version": ours}
+        return {kind: measured(seconds, seconds / 2) for kind, seconds in kinds.items()}
+
+    result = end_to_end.compare([run(1.2, 1.0), run(2.6, 2.0), run(7.0, 5.0)], batches=2, trl_skipped="not there")
+    assert result.speed_to_synchronous == pytest.approx(1.3)
+    assert (result.kinds["synchronous"].wall_seconds, result.speed_to_trl, result.runs) == (2.6, None, 3)
 
 
 def test_trl_is_skipped_with_a_reason(tmp_path: Path) -> None:
