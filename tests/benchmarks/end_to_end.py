@@ -6,7 +6,8 @@ All kinds start from the same warmed-up checkpoint and train the same batches (3
 steps, same clip, rate and AdamW) on the same two cores; evaluation and checkpoints are off. *synchronous*: the demo's
 job under ``policy = "synchronous"``. *synchronous, 2 threads*: the same with both cores for the trainer too, the
 fairest synchronous run. *multi_version*: the demo's job as it is. *trl*: one process with two threads, in the
-interpreter that ``--trl-python`` names; left out without it. Kinds alternate; ratios are within a run, of which the medians count.
+interpreter that ``--trl-python`` names; left out without it. Kinds alternate; ratios are within a run, and their
+medians count.
 
 Seconds are per batch, from the first trained batch to the last, so that start-up is outside. CPU seconds are of all
 processes of a run, by a clock that reads /proc.
