@@ -51,6 +51,10 @@ class Services:
 
         asyncio.run_coroutine_threadsafe(end(), self._loop).result(30)
 
+    def lose_ledger(self) -> None:
+        """The first shard ends without a word."""
+        self.lose_unit(0)
+
     def plane(self) -> DataPlane:
         """A client for one thread."""
         self._planes.append(DataPlane(self._ledgers))

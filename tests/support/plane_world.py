@@ -10,6 +10,7 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -117,6 +118,17 @@ class World:
         self._services.pop(address, None)
         if methods is not None:
             self._services[address] = methods
+
+    def delay(self, address: str, name: str, seconds: float) -> None:
+        """From now on a service takes as long to answer calls of a method."""
+        method = self._services[address][name]
+
+        def later(request: object) -> asyncio.Future[Any]:
+            answer: asyncio.Future[Any] = self.clock.create_future()
+            self.clock.call_later(seconds, lambda: _settle(answer, method.call(request)))
+            return answer
+
+        self._services[address][name] = replace(method, call=later)
 
     def method(self, address: str, name: str) -> Method | None:
         """None where nobody is left to answer."""

@@ -25,8 +25,9 @@ from headrace.dataplane.links import RemoteLedger
 from headrace.dataplane.messages import ColumnSchema, Note, Noted, PartitionSpec, Share
 from headrace.dataplane.ordering import Candidates, Order
 from headrace.dataplane.partition import PartitionLedger
-from headrace.dataplane.partition_client import Partition, Rows
+from headrace.dataplane.partition_client import Partition
 from headrace.dataplane.plane import DataPlane
+from headrace.dataplane.rows import Rows
 from headrace.dataplane.stream import Stream
 from headrace.dataplane.unit import UnitService
 

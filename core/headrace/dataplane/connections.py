@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headrace.dataplane.shared import Segments
+from headrace.errors import WireError
 from headrace.wire import BlockingClient
 
 
@@ -17,10 +18,13 @@ class Connections:
         self._segments: dict[int, Segments | None] = {}
         """By the unit's number: another one may be at its address later."""
         self._ledger = ledger
+        self._closed = False
 
     def client(self, address: str = "") -> BlockingClient:
-        """Of a unit, or of the ledger."""
+        """Of a unit, or of the ledger. WireError after :meth:`close`."""
         address = address or self._ledger
+        if self._closed:
+            raise WireError(f"the data plane of {self._ledger} was closed", fix="make another DataPlane")
         if address not in self._clients:
             self._clients[address] = self._connect(address)
         return self._clients[address]
@@ -36,6 +40,7 @@ class Connections:
 
     def close(self) -> None:
         """Twice is fine."""
+        self._closed = True
         for segments in self._segments.values():
             if segments is not None:
                 segments.close()

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from headrace.contract import Array
+from headrace.dataplane.asking import check_held_for, check_wait
 from headrace.dataplane.links import RemoteUnit
 from headrace.dataplane.messages import (
     Described,
@@ -39,8 +40,8 @@ from headrace.dataplane.messages import (
     UnitFigures,
     Unkept,
 )
-from headrace.dataplane.partition import PartitionLedger, check_held_for, check_wait, ended_in_words
-from headrace.dataplane.schema import check_spec
+from headrace.dataplane.partition import PartitionLedger, ended_in_words
+from headrace.dataplane.schema import check_made, check_spec
 from headrace.dataplane.shards import partition_of
 from headrace.dataplane.unit import UnitService
 from headrace.dataplane.units import Units
@@ -160,13 +161,7 @@ class LedgerService:
         """Groups whose values a unit has taken along: whoever made them makes them anew. Each caller is told of all,
         so that nothing is missed when one dies that was told."""
         check_wait(call.wait)
-        partition = self._partition(call.partition)
-        if call.made != partition.made:
-            raise ContractError(
-                f"partition {call.partition!r} was removed, and there is another of its name",
-                fix="ask the data plane for the partition again",
-            )
-        return partition.lost(call.seen, call.wait)
+        return self._partition(call.partition, call.made).lost(call.seen, call.wait)
 
     @rpc
     def stats(self, partition: str) -> PartitionStats:
@@ -266,7 +261,7 @@ class LedgerService:
     def lease(self, call: LeaseCall) -> Any:
         """Granted now, or by the write that makes it possible. The wait ends here and not at the caller, who could
         otherwise leave just when the lease is granted, and nobody would have the rows until it expires."""
-        partition = self._partition(call.partition)
+        partition = self._partition(call.partition, call.made)
         call = partition.check(call)
         self._watch()
         waiting = partition.waiting[call.consumer]
@@ -287,7 +282,7 @@ class LedgerService:
     @rpc
     def look(self, call: LookCall) -> Any:
         """What a consumer could lease, now or as soon as it is enough."""
-        return self._partition(call.lease.partition).await_ready(call)
+        return self._partition(call.lease.partition, call.lease.made).await_ready(call)
 
     @rpc
     def acknowledge(self, ref: LeaseRef) -> None:
@@ -330,10 +325,11 @@ class LedgerService:
         self._free_unread(partition, partition.release(ref))
         self._serve(partition)
 
-    def _partition(self, name: str) -> PartitionLedger:
+    def _partition(self, name: str, made: int = 0) -> PartitionLedger:
         if name not in self._partitions:
             known = ", ".join(sorted(self._partitions)) or "none yet"
             raise ContractError(f"no partition {name!r}", fix=f"create it first; there are: {known}")
+        check_made(name, made, self._partitions[name].made)
         return self._partitions[name]
 
     def _serve(self, partition: PartitionLedger) -> None:

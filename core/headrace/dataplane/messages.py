@@ -60,7 +60,8 @@ class Put(Message, frozen=True):
     """Values to keep. ``rows``: int64, which rows get these columns; None for new rows, whose ids come back.
     ``version``: the policy version of new rows. ``tags``: numbers of each row
     that the ledger hears too; ``producer``: who says so, where that matters; ``fresh``: these are the first columns of
-    ``rows``, and wait for room as new rows do."""
+    ``rows``, and wait for room as new rows do. ``made``: as in :class:`Described`, of which partition of the name; 0:
+    of whichever there is."""
 
     partition: str
     rows: Array | None
@@ -69,6 +70,7 @@ class Put(Message, frozen=True):
     tags: dict[str, Array] | None = None
     producer: str = ""
     fresh: bool = False
+    made: int = 0
 
 
 class Note(Message, frozen=True):
@@ -128,7 +130,7 @@ class LeaseCall(Message, frozen=True):
     ``seconds``. ``token_budget``, ``min_version``: 0 for none. ``columns``: whose values are wanted at once, where
     the ledger's process has them. ``share``: the numbers of groups are those of all ranks, the budget is each one's.
     ``strict``: not even the first group may pass the budget. ``chosen``: int64, ids of groups, or rows where the
-    consumer works by row: only those of these that are ready still, in this order."""
+    consumer works by row: only those of these that are ready still, in this order. ``made``: as in :class:`Put`."""
 
     partition: str
     consumer: str
@@ -142,6 +144,7 @@ class LeaseCall(Message, frozen=True):
     share: Share | None = None
     strict: bool = False
     chosen: Array | None = None
+    made: int = 0
 
 
 class LookCall(Message, frozen=True):
@@ -294,6 +297,7 @@ class PutPlaced(Message, frozen=True):
     region: Region
     columns: dict[str, Placed]
     version: int
+    made: int = 0
 
 
 class Found(Message, frozen=True):

@@ -7,12 +7,12 @@ import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import inf
 from time import monotonic
 
 import numpy as np
 
 from headrace.contract import Array
+from headrace.dataplane.asking import check_held_for, check_wait
 from headrace.dataplane.gathering import sole_unit
 from headrace.dataplane.messages import (
     Granted,
@@ -361,18 +361,6 @@ def ended_in_words() -> Iterator[None]:
         raise RunError(
             str(error), fix="its rows are, or will be, given to another: do not use what came of them"
         ) from None
-
-
-def check_wait(seconds: float) -> None:
-    """ContractError for what is no time to wait."""
-    if not 0 <= seconds < inf:
-        raise ContractError(f"a wait of {seconds} seconds", fix="wait for a number of seconds, at least 0")
-
-
-def check_held_for(seconds: float) -> None:
-    """ContractError for what is no time to hold a lease."""
-    if not 0 < seconds < inf:
-        raise ContractError(f"a lease held for {seconds} seconds", fix="hold it for a number of seconds above 0")
 
 
 def _nothing(promise: asyncio.Future[list[int]]) -> None:

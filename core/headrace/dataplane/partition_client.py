@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic
 
-import msgspec
 import numpy as np
 
 from headrace.contract import Array, Batch, Column, StorageStats
+from headrace.dataplane.asking import as_ids, as_names, check_columns, check_held_for, check_wait
 from headrace.dataplane.connections import Connections
 from headrace.dataplane.gathering import Part, join, parts
 from headrace.dataplane.messages import (
@@ -18,9 +18,7 @@ from headrace.dataplane.messages import (
     FirstBatch,
     Granted,
     Groups,
-    Holder,
     LeaseCall,
-    LeaseRef,
     LookCall,
     LostCall,
     Noted,
@@ -31,10 +29,12 @@ from headrace.dataplane.messages import (
     Share,
 )
 from headrace.dataplane.ordering import Order, lease_in_order
+from headrace.dataplane.rows import Rows, check_rows, lease_ref
 from headrace.dataplane.shards import check_place
 from headrace.dataplane.shared import SHARED_BYTES, Reading, nbytes_of, put_shared
 from headrace.errors import ContractError, DeadlineError, HeadraceError, LostRowsError
-from headrace.wire import BlockingClient
+from headrace.flow.group_table import UNKNOWN
+from headrace.wire import BlockingClient, check_deadline
 
 DEADLINE = 60.0
 LEARN_SECONDS = 5.0
@@ -42,30 +42,6 @@ LEARN_SECONDS = 5.0
 LEASE_SECONDS = 60.0
 GRACE = 10.0
 """How much longer than the ledger a consumer waits for what the ledger decides."""
-
-
-class Rows(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """On lease. ``rows``: int64 [n], the oldest version first, whole groups unless the consumer works by row;
-    ``tokens``: int64 [n]; ``attempts``: int64
-    [n], how often each was leased by this consumer, this time included."""
-
-    lease: int
-    consumer: str
-    rows: Array
-    tokens: Array
-    attempts: Array
-    unit: int
-    """That has every column the consumer reads of every row; 0: ``units``, int16 [n, columns], says who has which."""
-    units: Array | None
-    groups: int
-    """Of the lease: of all ranks, where they share it; the number of rows, where the consumer works by row."""
-    share: Share | None
-    """Of which batch the rows are which rank's."""
-    parts: tuple[Rows, ...] = ()
-    """Where shards of the ledger gave them: what each did."""
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
 
 class Partition:
@@ -90,19 +66,41 @@ class Partition:
         return self._connections.client()
 
     def put(
-        self, columns: Mapping[str, Column], *, rows: Array | None = None, version: int = 0, deadline: float = DEADLINE
+        self,
+        columns: Mapping[str, Column],
+        *,
+        rows: Array | Sequence[int] | None = None,
+        version: int = 0,
+        deadline: float = DEADLINE,
     ) -> Array:
         """Store columns of ``rows``, or of new rows, whose ids come back: whole groups, one after another, of policy
         ``version``. Answered when the values are kept and consumers can have them. It waits while the unit is full.
-        ContractError when a column is not as the schema says."""
-        noted = self.try_put(columns, rows=rows, version=version, deadline=deadline)
-        return np.arange(noted.first, noted.first + len(next(iter(columns.values())))) if rows is None else rows
+        ContractError when a column is not as the schema says, or one of ``rows`` never was."""
+        ids = None if rows is None else as_ids(rows, "rows of a put")
+        noted = self.try_put(columns, rows=ids, version=version, deadline=deadline)
+        if ids is None:
+            return np.arange(noted.first, noted.first + len(next(iter(columns.values()))))
+        if noted.refused is not None and (noted.refused == UNKNOWN).any():
+            strangers = ids[noted.refused == UNKNOWN].tolist()
+            raise ContractError(
+                f"partition {self.name!r} never had row {strangers[0]}, and {len(strangers)} in all of this put's rows",
+                fix="put rows that are new without rows=: their ids come back",
+            )
+        return ids
 
     def try_put(
-        self, columns: Mapping[str, Column], *, rows: Array | None = None, version: int = 0, deadline: float = DEADLINE
+        self,
+        columns: Mapping[str, Column],
+        *,
+        rows: Array | Sequence[int] | None = None,
+        version: int = 0,
+        deadline: float = DEADLINE,
     ) -> Noted:
         """:meth:`put` that also says which rows were not wanted: written before, given up, or never there."""
-        put = Put(self.name, rows, dict(columns), version)
+        check_columns(columns)
+        check_deadline(deadline)
+        ids = None if rows is None else as_ids(rows, "rows of a put")
+        put = Put(self.name, ids, dict(columns), version, made=self._made)
         number = self._next_unit(deadline)
         try:
             return self._put(number, put, deadline)
@@ -147,8 +145,7 @@ class Partition:
         most ``token_budget``. It is the same however often and in whatever order ranks ask for theirs. RunError when
         every rank has acknowledged it. ``order``: of the consumer's own, instead of the oldest first; see
         :mod:`headrace.dataplane.ordering`."""
-        enough = groups if at_least is None else at_least
-        call = LeaseCall(self.name, consumer, groups, enough, deadline, seconds, token_budget, min_version, share=share)
+        call = self._call(consumer, groups, at_least, deadline, seconds, token_budget, min_version, (), share)
         rows, _ = self._lease(call, order)
         return rows
 
@@ -166,22 +163,50 @@ class Partition:
         order: Order | None = None,
         deadline: float = DEADLINE,
     ) -> tuple[Rows, Batch]:
-        """:meth:`lease` and :meth:`get`; in one word where the values are in the ledger's process. When the values
-        cannot be had the rows are given back, and what :meth:`get` raises is raised."""
-        enough = groups if at_least is None else at_least
-        wanted = tuple(self.spec.consumers.get(consumer, ()) if columns is None else columns)
-        call = LeaseCall(
-            self.name, consumer, groups, enough, deadline, seconds, token_budget, min_version, wanted, share
-        )
+        """:meth:`lease` and :meth:`get`; in one word where the values are in the ledger's process. ``deadline`` is
+        for rows to be there, and for their values too where it is longer than ``GRACE``. When the values cannot be had
+        the rows are given back, and what :meth:`get` raises is raised."""
+        reads = self.spec.consumers.get(consumer, ())
+        wanted = reads if columns is None else as_names(columns, f"consumer {consumer!r}")
+        call = self._call(consumer, groups, at_least, deadline, seconds, token_budget, min_version, wanted, share)
         rows, batch = self._lease(call, order)
         if batch is not None:
             return rows, batch
         try:
-            return rows, self.get(rows, wanted, deadline=deadline)
+            return rows, self.get(rows, wanted, deadline=max(deadline, GRACE))
         except BaseException:  # nobody else could know of the lease; raised again
             with suppress(HeadraceError):  # what was wrong may be wrong with the ledger too
                 self.release(rows)
             raise
+
+    def _call(
+        self,
+        consumer: str,
+        groups: int,
+        at_least: int | None,
+        deadline: float,
+        seconds: float,
+        token_budget: int,
+        min_version: int,
+        columns: tuple[str, ...],
+        share: Share | None,
+    ) -> LeaseCall:
+        check_wait(deadline)
+        check_held_for(seconds)
+        enough = groups if at_least is None else at_least
+        return LeaseCall(
+            self.name,
+            consumer,
+            groups,
+            enough,
+            deadline,
+            seconds,
+            token_budget,
+            min_version,
+            columns,
+            share,
+            made=self._made,
+        )
 
     def _candidates(self, call: LookCall) -> Ready:
         awaiting = f"{call.at_least} groups for {call.lease.consumer}"
@@ -215,8 +240,9 @@ class Partition:
         """Values of leased rows: ``columns``, by default all that the consumer reads. LostRowsError when a unit has
         lost them. Arrays may be read-only views of memory that the unit shares; they are valid until the rows are
         acknowledged or released, or the lease expires."""
+        check_rows(held)
         reads = self.spec.consumers[held.consumer]
-        wanted = tuple(reads if columns is None else columns)
+        wanted = reads if columns is None else as_names(columns, f"consumer {held.consumer!r}")
         for column in wanted:
             if column not in reads:
                 raise ContractError(
@@ -246,7 +272,10 @@ class Partition:
         except DeadlineError as error:
             self._learn(deadline)
             if self._units[unit - 1]:
-                raise
+                raise DeadlineError(
+                    f"storage unit {unit} does not answer, and the ledger has not given it up: {error.message}",
+                    fix="ask again: a unit that is gone is given up soon",
+                ) from error
             raise LostRowsError("a storage unit is gone, and the rows that it kept") from error
 
     def _gather(self, rows: Array, columns: tuple[str, ...], units: Array, deadline: float) -> Batch:
@@ -268,17 +297,18 @@ class Partition:
     def acknowledge(self, held: Rows, *, deadline: float = DEADLINE) -> None:
         """The consumer is done with the rows. RunError when the lease ended before: others have, or get, them. Where
         ranks share a batch it is acknowledged when each of them has said so."""
-        self._tell("acknowledge", LeaseRef(self.name, held.lease, holder=_holder(held)), deadline)
+        self._tell("acknowledge", lease_ref(self.name, held), deadline)
 
     def release(self, held: Rows, *, deadline: float = DEADLINE) -> None:
         """Give the rows back, to be leased again; where ranks share batches, those of all ranks, and of later batches
         too."""
-        self._tell("release", LeaseRef(self.name, held.lease, holder=_holder(held)), deadline)
+        self._tell("release", lease_ref(self.name, held), deadline)
 
     def extend(self, held: Rows, seconds: float = LEASE_SECONDS, *, deadline: float = DEADLINE) -> None:
         """Hold on to the rows for ``seconds`` from now. A batch that ranks share is held as long as each of them does
         that has asked for a share and not acknowledged it."""
-        self._tell("extend", LeaseRef(self.name, held.lease, seconds, _holder(held)), deadline)
+        check_held_for(seconds)
+        self._tell("extend", lease_ref(self.name, held, seconds), deadline)
 
     def first_batch(self, consumer: str, *, deadline: float = DEADLINE) -> int:
         """Where ranks that share a consumer's batches begin, or go on: with the first that not every one of them has
@@ -290,12 +320,14 @@ class Partition:
 
     def drop(self, groups: Sequence[int], *, deadline: float = DEADLINE) -> None:
         """Give whole groups up: no consumer gets them any more. Who holds them may read them until the lease ends."""
-        self._tell("drop", Groups(self.name, list(groups)), deadline)
+        self._tell("drop", Groups(self.name, as_ids(groups, "groups").tolist()), deadline)
 
     def lost(self, *, wait: float = 0.0, deadline: float = DEADLINE) -> list[int]:
         """Groups whose values went with a storage unit and that this object has not told of; waits up to ``wait``
         seconds for some. No consumer gets them any more: make them anew. A new object begins with the first that ever
         was lost: whoever takes another's place hears what that one had heard."""
+        check_wait(wait)
+        check_deadline(deadline)
         call = self.lost_call(wait)
         lost = self.ledger.call("lost", call, reply=list[int], deadline=deadline + wait, awaiting="news of lost rows")
         self._told += len(lost)
@@ -344,7 +376,3 @@ class Partition:
         if not self._units[number - 1]:
             raise LostRowsError("a storage unit is gone, and the rows that it kept")
         return self._connections.client(self._units[number - 1])
-
-
-def _holder(held: Rows) -> Holder | None:
-    return None if held.share is None else Holder(held.consumer, held.share.rank)

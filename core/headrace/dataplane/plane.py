@@ -6,27 +6,34 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headrace.dataplane import snapshot
+from headrace.dataplane.asking import as_path
 from headrace.dataplane.connections import Connections
 from headrace.dataplane.messages import PartitionSpec
 from headrace.dataplane.partition_client import DEADLINE, Partition
+from headrace.dataplane.schema import check_spec
 from headrace.dataplane.sharded import ShardedPartition
-from headrace.wire import BlockingClient
+from headrace.errors import ContractError
+from headrace.wire import BlockingClient, check_deadline
 
 SNAPSHOT_DEADLINE = 600.0
 
 
 class DataPlane:
-    """One thread's view. ``ledgers``: address of the ledger, or of all its shards in their order. ``connect``: a client
-    of an address; closed with :meth:`close`."""
+    """One thread's view, with the partitions that it gives: calls of two threads at once are refused. ``ledgers``:
+    address of the ledger, or of all its shards in their order. ``connect``: a client of an address; closed with
+    :meth:`close`."""
 
     def __init__(
         self, ledgers: str | Sequence[str], *, connect: Callable[[str], BlockingClient] = BlockingClient
     ) -> None:
-        self._ledgers = [ledgers] if isinstance(ledgers, str) else list(ledgers)
+        self._ledgers = [ledgers] if isinstance(ledgers, str) else list(ledgers or ())
+        if not self._ledgers or not all(self._ledgers):
+            raise ContractError("a data plane without a ledger", fix="name the address where one is served")
         self._connections = [Connections(ledger, connect) for ledger in self._ledgers]
 
     def create(self, spec: PartitionSpec) -> Partition:
-        """Make a partition; one that is there already must be the same, else ContractError."""
+        """Make a partition; one that is there already must be the same, else ContractError, as for what cannot be."""
+        check_spec(spec)
         for connections in self._connections:
             connections.client().call("create", spec, deadline=DEADLINE, awaiting="a partition to be made")
         return self.partition(spec.name)
@@ -37,16 +44,18 @@ class DataPlane:
         shards = [Partition(shard, name, (place, count)) for place, shard in enumerate(self._connections)]
         return ShardedPartition(shards) if count > 1 else shards[0]
 
-    def snapshot(self, path: Path, *, deadline: float = SNAPSHOT_DEADLINE) -> None:
+    def snapshot(self, path: str | Path, *, deadline: float = SNAPSHOT_DEADLINE) -> None:
         """Write what is here now to a file, which is whole or not there; see :mod:`headrace.dataplane.snapshot`.
         LostRowsError when a unit lost values meanwhile, RunError when the disk refuses it."""
-        snapshot.take(path, self._ledgers, self.client, deadline=deadline)
+        check_deadline(deadline)
+        snapshot.take(as_path(path), self._ledgers, self.client, deadline=deadline)
 
-    def restore(self, path: Path, *, deadline: float = SNAPSHOT_DEADLINE) -> None:
+    def restore(self, path: str | Path, *, deadline: float = SNAPSHOT_DEADLINE) -> None:
         """Bring the partitions of a snapshot back, to ledgers and units that were just started. ContractError where
         there are partitions already; RunError, and nothing done, when the file is not whole. When anything else fails,
         start ledgers and units anew."""
-        snapshot.put_back(path, self._ledgers, self.client, deadline=deadline)
+        check_deadline(deadline)
+        snapshot.put_back(as_path(path), self._ledgers, self.client, deadline=deadline)
 
     def remove(self, name: str) -> None:
         """End a partition: its rows are gone, also those on lease, and consumers that wait for some hear ContractError.

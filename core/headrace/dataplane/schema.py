@@ -40,7 +40,9 @@ class Schema:
         return self._spec.group_size
 
     def check(self, put: Put) -> tuple[Note, int]:
-        """What a unit tells of a put, and its bytes. ContractError where a column is not what it should be."""
+        """What a unit tells of a put, and its bytes. ContractError where a column is not what it should be, or the
+        put is for another partition of the name."""
+        check_made(put.partition, put.made, self.made)
         if not put.columns:
             raise ContractError("a put without columns", fix=f"the columns are {self._say_all()}")
         if put.rows is None:
@@ -84,10 +86,13 @@ class Schema:
         known = self._spec.columns.get(name)
         values = column.values if isinstance(column, Ragged) else column
         given = _say(isinstance(column, Ragged), values.dtype, values.shape[1:])
+        fix = f"the columns are {self._say_all()}"
+        if known and known.ragged and isinstance(column, Ragged) and column.values.dtype != known.dtype:
+            fix = f'say the dtype, which empty rows do not have: Ragged.from_arrays(rows, dtype="{known.dtype}")'
         return ContractError(
             f"column {name!r} of partition {self._spec.name!r} "
             + (f"is {_say_column(known)}, a put gave {given}" if known else f"does not exist, a put gave {given}"),
-            fix=f"the columns are {self._say_all()}",
+            fix=fix,
         )
 
     def _say_all(self) -> str:
@@ -102,7 +107,21 @@ def _alike(count: int, number: int) -> Array:
     return alike
 
 
+def check_made(partition: str, wanted: int, made: int) -> None:
+    """ContractError for whoever means another partition of the name. ``wanted``: 0 for any."""
+    if wanted not in (0, made):
+        raise ContractError(
+            f"partition {partition!r} was removed, and there is another of its name",
+            fix="ask the data plane for the partition again",
+        )
+
+
 def _dtype(column: str, name: str) -> np.dtype[Any]:
+    if not isinstance(name, str):  # from somebody whom no type checker told
+        raise ContractError(
+            f"column {column!r} has the dtype {name!r}, which is not named",
+            fix=f"name it as numpy does: {_dtype_named(name)}",
+        )
     try:
         dtype = np.dtype(getattr(ml_dtypes, name, name))
     except TypeError:
@@ -114,6 +133,13 @@ def _dtype(column: str, name: str) -> np.dtype[Any]:
     except TypeError as error:
         raise ContractError(f"column {column!r}: {error}", fix="name a dtype of numbers or bool: float32") from None
     return dtype
+
+
+def _dtype_named(dtype: Any) -> str:
+    try:
+        return repr(np.dtype(dtype).name)
+    except TypeError:
+        return "'float32'"
 
 
 def _kind_of(name: str, column: ColumnSchema) -> _Kind:
@@ -159,6 +185,7 @@ def _say(ragged: bool, dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
 
 def check_spec(spec: PartitionSpec) -> None:
     """ContractError for a partition that cannot be."""
+    _check_types(spec)
     Schema(spec)
     if len(spec.columns) > MOST_COLUMNS:
         raise ContractError(
@@ -183,8 +210,36 @@ def check_spec(spec: PartitionSpec) -> None:
         raise ContractError(
             f"columns {', '.join(spec.columns)} of partition {spec.name!r}", fix="name columns without a slash"
         )
+    if not spec.consumers:
+        raise ContractError(
+            f"nobody reads partition {spec.name!r}", fix='name a consumer and what it reads: {"train": ("tokens",)}'
+        )
     if spec.group_size < 1:
         raise ContractError(f"group_size = {spec.group_size} of partition {spec.name!r}", fix="it is at least 1")
+
+
+def _check_types(spec: PartitionSpec) -> None:
+    """As somebody may write it whom no type checker told."""
+    if not isinstance(spec, PartitionSpec):
+        raise ContractError(f"a partition described by {type(spec).__name__}", fix="describe it by a PartitionSpec")
+    if not isinstance(spec.name, str) or not spec.name:
+        raise ContractError(f"a partition named {spec.name!r}", fix="name it by a text that is not empty")
+    of = f"of partition {spec.name!r}"
+    for what, named in (("columns", spec.columns), ("consumers", spec.consumers), ("writes", spec.writes)):
+        if not isinstance(named, Mapping) or not all(isinstance(name, str) and name for name in named):
+            raise ContractError(f"{what} {of} are {named!r:.60}", fix=f"give {what} by their names, in a dict")
+    for name, column in spec.columns.items():
+        if not isinstance(column, ColumnSchema):
+            raise ContractError(f"column {name!r} {of} is {column!r}", fix='describe it: ColumnSchema("float32")')
+        if not isinstance(column.shape, tuple | list) or not all(isinstance(side, int) for side in column.shape):
+            raise ContractError(f"column {name!r} {of} has the shape {column.shape!r}", fix="give a tuple of int: (3,)")
+    lists = {f"what consumer {name!r} {of} reads": reads for name, reads in spec.consumers.items()}
+    lists |= {f"what consumer {name!r} {of} writes": adds for name, adds in spec.writes.items()}
+    for what, names in {**lists, f"by_row {of}": spec.by_row}.items():
+        if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
+            raise ContractError(f"{what} is {names!r}", fix='give a tuple of names, of one too: ("tokens",)')
+    if not isinstance(spec.group_size, int):
+        raise ContractError(f"group_size {of} is {spec.group_size!r}", fix="give a whole number, at least 1")
 
 
 def _check_columns(spec: PartitionSpec, who: str, named: Sequence[str]) -> None:

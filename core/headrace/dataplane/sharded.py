@@ -20,9 +20,11 @@ import msgspec
 import numpy as np
 
 from headrace.contract import Array, Batch, Column, StorageStats
+from headrace.dataplane.asking import as_ids, check_columns
 from headrace.dataplane.messages import LeaseCall, LookCall, Noted, PartitionStats, Ready
 from headrace.dataplane.ordering import Order
-from headrace.dataplane.partition_client import DEADLINE, GRACE, LEASE_SECONDS, Partition, Rows
+from headrace.dataplane.partition_client import DEADLINE, GRACE, LEASE_SECONDS, Partition
+from headrace.dataplane.rows import Rows
 from headrace.dataplane.shards import SHARD_BITS, oldest_shares, shards_of
 from headrace.errors import ContractError, DeadlineError, HeadraceError, RunError
 from headrace.wire import BlockingClient, Sent, first_answered
@@ -38,12 +40,21 @@ class ShardedPartition(Partition):
         self._home = shards[0]
         self.name = self._home.name
         self.spec = self._home.spec
+        self._made = 0
+        """Each shard says its own."""
         self._turns = itertools.count()
 
     def try_put(
-        self, columns: Mapping[str, Column], *, rows: Array | None = None, version: int = 0, deadline: float = DEADLINE
+        self,
+        columns: Mapping[str, Column],
+        *,
+        rows: Array | Sequence[int] | None = None,
+        version: int = 0,
+        deadline: float = DEADLINE,
     ) -> Noted:
         """As of a partition with one ledger; when rows of several shards are put and one fails, others may be there."""
+        check_columns(columns)
+        rows = None if rows is None else as_ids(rows, "rows of a put")
         if rows is None or rows.ndim != 1 or rows.dtype != np.int64:  # which the unit says more about
             return self._home.try_put(columns, rows=rows, version=version, deadline=deadline)
         whose = rows >> SHARD_BITS
@@ -114,7 +125,14 @@ class ShardedPartition(Partition):
             rest -= share
             needed = 1 if budget else max(1, call.at_least - got - rest)
             part = msgspec.structs.replace(
-                call, groups=share, at_least=needed, wait=0.0, token_budget=budget, strict=bool(held), columns=()
+                call,
+                groups=share,
+                at_least=needed,
+                wait=0.0,
+                token_budget=budget,
+                strict=bool(held),
+                columns=(),
+                made=self._shards[shard]._made,
             )
             try:
                 rows, _ = self._shards[shard]._lease(part)
@@ -171,7 +189,7 @@ class ShardedPartition(Partition):
     # ------------------------------------------------------------ groups and figures
 
     def drop(self, groups: Sequence[int], *, deadline: float = DEADLINE) -> None:
-        given = np.array(groups, dtype=np.int64)
+        given = as_ids(groups, "groups")
         whose = shards_of(given, self.spec.group_size)
         for shard, partition in enumerate(self._shards):
             if (whose == shard).any():

@@ -21,10 +21,12 @@ from time import monotonic
 from typing import NamedTuple, Self
 
 from headrace.contract import Batch
+from headrace.dataplane.asking import check_wait
 from headrace.dataplane.messages import Share
 from headrace.dataplane.ordering import Order
-from headrace.dataplane.partition_client import LEASE_SECONDS, Partition, Rows
-from headrace.errors import ContractError, DeadlineError, LostRowsError, RunError, WireError
+from headrace.dataplane.partition_client import LEASE_SECONDS, Partition
+from headrace.dataplane.rows import Rows
+from headrace.errors import ContractError, DeadlineError, LostRowsError, RunError, SilenceError, WireError
 
 _TURN_SECONDS = 0.5
 """How late the thread notices that it is to stop, or that a lease is to be extended."""
@@ -89,7 +91,9 @@ class Stream:
 
     def step(self, *, deadline: float = 3600.0) -> Iterator[Batch]:
         """The micro-batches of one optimiser step, valid until they are acknowledged: see :meth:`Partition.get`.
-        DeadlineError when one does not come in time; whatever ended the fetching is raised here."""
+        DeadlineError when one does not come in time; whatever ended the fetching is raised here: SilenceError, which
+        names it, when the ledger does not answer any more. RunError after :meth:`close`."""
+        check_wait(deadline)
         missing = self._step_groups
         while missing > 0:  # ranks that begin within a step of those before them may get more
             fetched = self._next(deadline)
@@ -103,6 +107,7 @@ class Stream:
                 f"the stream of {self._consumer} was made by process {self._process}, from which this one was forked",
                 fix="make another in this process",
             )
+        self._require_open()
         try:
             fetched = self._fetched.get(timeout=deadline)
         except queue.Empty:
@@ -115,7 +120,8 @@ class Stream:
     def acknowledge(self) -> None:
         """The rank is done with all it was given. RunError, and nothing acknowledged, when one of the leases had ended:
         its rows are given out again, so what was made of this step must not be used, and the others are to be had
-        again."""
+        again. So it is after :meth:`close`, which gave them back."""
+        self._require_open()
         for rows in self._given[1:]:  # the first says so by itself
             self._desk.extend(rows, self._seconds)
         while self._given:
@@ -138,6 +144,13 @@ class Stream:
             for rows in reversed(held):  # what is given back last comes first
                 with suppress(RunError):  # it expired: the rows are another's
                     self._desk.release(rows, deadline=_CLOSE_SECONDS)
+
+    def _require_open(self) -> None:
+        if self._ending.is_set():
+            raise RunError(
+                f"the stream of {self._consumer} was closed: what was not acknowledged is given out again",
+                fix="make another stream, and acknowledge a step before the stream is closed",
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -180,6 +193,8 @@ class Stream:
                 order=self._order,
                 deadline=_TURN_SECONDS,
             )
+        except SilenceError:  # of the ledger, which says within a turn that there is nothing
+            raise
         except (DeadlineError, LostRowsError):  # those of the groups that were not lost are ready again
             return None
         with self._lock:

@@ -14,6 +14,7 @@ from headrace.wire.codec import decode, encode
 from headrace.wire.gate import Gate
 from headrace.wire.keys import Keys
 from headrace.wire.limits import DEFAULT_LIMITS, Limits
+from headrace.wire.messages import check_deadline
 from headrace.wire.methods import rpc
 from headrace.wire.network import Network
 from headrace.wire.own_directory import OwnDirectory, unlocked, write_private
@@ -40,6 +41,7 @@ __all__ = [
     "array_bytes",
     "bind_socket",
     "bound_address",
+    "check_deadline",
     "close_context",
     "connect_socket",
     "decode",

@@ -107,7 +107,9 @@ class TypedDecoder:
         except _UNREADABLE as error:
             if isinstance(error, msgspec.ValidationError):
                 said = _FIELD.sub(self._named, str(error))
-                raise RefusedError(f"a message of the wrong type: {said}", reason=WRONG_TYPE) from error
+                raise RefusedError(
+                    f"a message of the wrong type: {said}", reason=WRONG_TYPE, fix="give what is expected there"
+                ) from error
             raise RefusedError(f"a malformed message: {error}", reason=MALFORMED) from error
         except (TypeError, ValueError) as error:  # a constructor refused the values
             raise RefusedError(f"a message of the wrong type: {error}", reason=WRONG_TYPE) from error
