@@ -7,7 +7,7 @@ the ledger, and the values are then fetched from the units. Several ledgers can 
 (``shards``), and all of it can be written to a file and brought back (``snapshot``).
 
 A run makes its own. To have one alone, serve the ledger in a process, with a storage of its own or with further units
-(:mod:`headrace.dataplane.serve`), and talk to it from any other::
+(:mod:`headrace.dataplane.serve`), and talk to it from any other; docs/data_plane.md says more::
 
     until_stopped(serve_ledger(ipc_address(directory, "ledger"), MemoryStorage(None)))
 
