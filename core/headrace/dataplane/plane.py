@@ -34,6 +34,10 @@ class DataPlane:
     def create(self, spec: PartitionSpec) -> Partition:
         """Make a partition; one that is there already must be the same, else ContractError, as for what cannot be."""
         check_spec(spec)
+        if not spec.consumers:
+            raise ContractError(
+                f"nobody reads partition {spec.name!r}", fix='name a consumer and what it reads: {"train": ("tokens",)}'
+            )
         for connections in self._connections:
             connections.client().call("create", spec, deadline=DEADLINE, awaiting="a partition to be made")
         return self.partition(spec.name)

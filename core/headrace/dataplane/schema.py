@@ -210,10 +210,6 @@ def check_spec(spec: PartitionSpec) -> None:
         raise ContractError(
             f"columns {', '.join(spec.columns)} of partition {spec.name!r}", fix="name columns without a slash"
         )
-    if not spec.consumers:
-        raise ContractError(
-            f"nobody reads partition {spec.name!r}", fix='name a consumer and what it reads: {"train": ("tokens",)}'
-        )
     if spec.group_size < 1:
         raise ContractError(f"group_size = {spec.group_size} of partition {spec.name!r}", fix="it is at least 1")
 
