@@ -1,7 +1,8 @@
 """Cases of group J, and I03, as far as the data plane has a part in them.
 
 J01 and J07 for a run's flow are in ``test_cases_flow.py``, J02 for its storage in ``test_cases_load.py``, I03 for its
-scoring in ``test_cases_environments.py``. No part yet: one copy of an image by its content (J03).
+scoring in ``test_cases_environments.py``. No part yet: one copy of an image by its content (J03), which
+belongs to media that rows refer to.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import pytest
 
 from headrace.contract import Array, Column, Ragged
 from headrace.dataplane import Candidates, ColumnSchema, DataPlane, Partition, PartitionSpec, Stream
-from headrace.dataplane.messages import Noted, Put
+from headrace.dataplane.messages import Noted, Put, UnitFigures
 from headrace.dataplane.serve import serve_ledger
 from headrace.errors import ContractError, DeadlineError
 from headrace.wire import ipc_address
 from headrace_storage.memory import MemoryStorage
+from headrace_storage.shared_memory import SharedMemoryStorage
 from support.data_plane import Services, soon
 from support.plane_consumers import consume_all, processes
 from support.plane_world import World
@@ -126,6 +128,28 @@ def test_J03_pixels_go_to_nobody_who_does_not_ask_for_them(world: World) -> None
         assert set(batch.columns) == set(reads)
     assert world.bytes_from[unit, "get"] < pixels.nbytes / 50
     assert world.bytes_to["ledger", "note"] < pixels.nbytes / 50
+
+
+@pytest.mark.parametrize("way", ["sent", "mapped"])
+def test_J03_bytes_are_counted_by_column_and_by_the_way_they_went(services: Services, way: str) -> None:
+    """Images go once to whoever reads them, in shared memory not even that."""
+    services.unit(storage=SharedMemoryStorage(SharedMemoryStorage.Settings()) if way == "mapped" else None)
+    readers = {**READS, "look": ("pixels",)}
+    partition = services.plane().create(PartitionSpec("phase", COLUMNS, readers, 1, "tokens"))
+    pixels = np.zeros((8, 64, 64, 3), np.uint8)
+    partition.put({"tokens": tokens([5] * 8), "pixels": pixels, **reward(8)})
+    for consumer in readers:
+        partition.get(partition.lease(consumer, 8))
+    (unit,) = partition._units
+    figures = services.plane().client(unit).call("figures", reply=UnitFigures, deadline=30)
+    assert {(hop, column): nbytes for hop, _, column, nbytes in figures.traffic} == {
+        ("put", "tokens"): 160,
+        ("put", "pixels"): pixels.nbytes,
+        ("put", "reward"): 32,
+        ("sent", "tokens"): 2 * 160,
+        ("sent", "reward"): 32,
+        (way, "pixels"): pixels.nbytes,
+    }
 
 
 def test_J04_each_task_sees_each_sample_once_and_complete_whoever_shares_the_work(

@@ -245,7 +245,8 @@ class Unkept(Message, frozen=True):
 
 class UnitFigures(Message, frozen=True):
     """How full a storage unit is. ``capacity``: bytes, 0 for no bound; ``waiting``: puts that wait for room, of
-    ``waiting_bytes``; ``refused``: messages and peers that its server turned away, by reason."""
+    ``waiting_bytes``; ``refused``: messages and peers that its server turned away, by reason; ``traffic``: see
+    :meth:`headrace.dataplane.traffic.Traffic.so_far`."""
 
     rows: int
     nbytes: int
@@ -253,6 +254,7 @@ class UnitFigures(Message, frozen=True):
     waiting: int
     waiting_bytes: int
     refused: dict[str, int]
+    traffic: list[tuple[str, str, str, int]] = []
 
 
 class PartitionState(Message, frozen=True):

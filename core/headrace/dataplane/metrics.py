@@ -108,6 +108,21 @@ def _of_units(units: Mapping[str, UnitFigures | None]) -> Iterable[Any]:
         ("waiting_bytes", "waiting_bytes", "Bytes of those puts."),
     ):
         yield _gauge(f"unit_{name}", what, ("unit",), (((u,), getattr(f, figure)) for u, f in there.items()))
+    yield _moved(there)
+
+
+def _moved(units: Mapping[str, UnitFigures]) -> Any:
+    from prometheus_client.core import CounterMetricFamily
+
+    counter = CounterMetricFamily(
+        "headrace_column_bytes",
+        "Bytes of a column that producers put, and that were sent to consumers or mapped by them.",
+        labels=("unit", "partition", "column", "hop"),
+    )
+    for unit, figures in units.items():
+        for hop, partition, column, nbytes in figures.traffic:
+            counter.add_metric((unit, partition, column, hop), nbytes)
+    return counter
 
 
 def _of_server(server: Server, units: Mapping[str, UnitFigures | None]) -> Iterable[Any]:

@@ -13,6 +13,7 @@ from headrace.dataplane.links import LedgerLink
 from headrace.dataplane.messages import Fetch, Found, Put, PutPlaced, Reserve, Reserved
 from headrace.dataplane.pending import Pending
 from headrace.dataplane.shared import SHARED_BYTES
+from headrace.dataplane.traffic import MAPPED, SENT
 from headrace.dataplane.unit import UnitService, lost_rows, stored_names
 from headrace.wire import rpc
 
@@ -47,7 +48,13 @@ class SharedUnitService(UnitService):
     @rpc
     def locate(self, fetch: Fetch) -> Any:
         """:meth:`get` that sends only what is small, and says where the rest lies."""
-        return self._when_kept(lambda: self._found(fetch))
+        return self._when_kept(lambda: self._located(fetch))
+
+    def _located(self, fetch: Fetch) -> Found:
+        found = self._found(fetch)
+        self._traffic.add(SENT, fetch.partition, found.sent)
+        self._traffic.add(MAPPED, fetch.partition, found.placed)
+        return found
 
     def _found(self, fetch: Fetch) -> Found:
         rows = fetch.rows.tolist()
@@ -62,7 +69,10 @@ class SharedUnitService(UnitService):
 
     def leased(self, fetch: Fetch) -> dict[str, Column] | None:
         found = self._found(fetch)
-        return None if found.placed else found.sent
+        if found.placed:
+            return None
+        self._traffic.add(SENT, fetch.partition, found.sent)
+        return found.sent
 
     def _store(self, pending: Pending, rows: Array, kept: Array | None) -> None:
         if pending.region is not None and kept is None:

@@ -21,6 +21,7 @@ from headrace.dataplane.links import LedgerLink, settled
 from headrace.dataplane.messages import Described, Fetch, Join, Noted, Notes, Put, UnitFigures, Unkept
 from headrace.dataplane.pending import Pending
 from headrace.dataplane.schema import Schema
+from headrace.dataplane.traffic import PUT, SENT, Traffic
 from headrace.errors import DeadlineError, HeadraceError, LostRowsError, RunError
 from headrace.wire import rpc
 from headrace.wire.failures import from_failure
@@ -39,6 +40,7 @@ class UnitService:
         self._storage = storage
         self._ledger = ledger
         self._capacity = capacity
+        self._traffic = Traffic()
         self._number = 0
         """0: the ledger does not know the unit yet."""
         self._process = secrets.token_hex(8)
@@ -246,6 +248,7 @@ class UnitService:
             self._unkept(pending, rows if kept is None else rows[kept])
             pending.end(error)
             return
+        self._traffic.add(PUT, pending.put.partition, pending.put.columns)
         pending.end(noted)
 
     def _store(self, pending: Pending, rows: Array, kept: Array | None) -> None:
@@ -276,7 +279,9 @@ class UnitService:
 
     def leased(self, fetch: Fetch) -> dict[str, Column] | None:
         """What goes along with a lease; None when it is better fetched."""
-        return self._values(fetch)
+        values = self._values(fetch)
+        self._traffic.add(SENT, fetch.partition, values)
+        return values
 
     @rpc
     def segments(self, request: None) -> str:
@@ -286,7 +291,12 @@ class UnitService:
     @rpc
     def get(self, fetch: Fetch) -> Any:
         """Read."""
-        return self._when_kept(lambda: self.read(fetch))
+        return self._when_kept(lambda: self._sent(fetch))
+
+    def _sent(self, fetch: Fetch) -> Batch:
+        batch = self.read(fetch)
+        self._traffic.add(SENT, fetch.partition, batch.columns)
+        return batch
 
     def _when_kept(self, read: Callable[[], T]) -> T | asyncio.Future[T]:
         try:
@@ -323,7 +333,15 @@ class UnitService:
         """How full the unit is."""
         held = self._storage.stats()
         waiting = sum(pending.nbytes for pending in self._full)
-        return UnitFigures(held.rows, held.nbytes, self._capacity, len(self._full), waiting, dict(self.refused))
+        return UnitFigures(
+            held.rows,
+            held.nbytes,
+            self._capacity,
+            len(self._full),
+            waiting,
+            dict(self.refused),
+            self._traffic.so_far(),
+        )
 
     async def close(self) -> None:
         """Waiting producers are told."""

@@ -122,6 +122,16 @@ def test_a_unit_tells_how_full_it_is_and_what_waits_for_room(scraped: Scraped) -
     assert scraped.scrape()["unit_waiting_puts", unit] == 0
 
 
+def test_bytes_of_columns_are_told_by_the_way_they_went(scraped: Scraped) -> None:
+    partition = scraped.partition
+    (unit,) = partition._units
+    partition.put({"tokens": tokens(1)})
+    partition.take("score", 1)
+    told = scraped.scrape()
+    moved = {key[1:]: value for key, value in told.items() if key[0] == "column_bytes_total"}
+    assert moved == {("tokens", "put", "phase", unit): 40, ("tokens", "sent", "phase", unit): 40}
+
+
 def test_refused_messages_are_told_by_node_and_reason(scraped: Scraped) -> None:
     (unit,) = scraped.partition._units
     with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
