@@ -164,7 +164,8 @@ class Partition:
         deadline: float = DEADLINE,
     ) -> tuple[Rows, Batch]:
         """:meth:`lease` and :meth:`get`; in one word where the values are in the ledger's process. ``deadline`` is
-        for rows to be there, and for their values too where it is longer than ``GRACE``. When the values cannot be had
+        for rows to be there; their values may take as long, or half as long as the lease, up to ``GRACE``, if that is
+        more. When the values cannot be had
         the rows are given back, and what :meth:`get` raises is raised."""
         reads = self.spec.consumers.get(consumer, ())
         wanted = reads if columns is None else as_names(columns, f"consumer {consumer!r}")
@@ -173,7 +174,7 @@ class Partition:
         if batch is not None:
             return rows, batch
         try:
-            return rows, self.get(rows, wanted, deadline=max(deadline, GRACE))
+            return rows, self.get(rows, wanted, deadline=max(deadline, min(GRACE, seconds / 2)))
         except BaseException:  # nobody else could know of the lease; raised again
             with suppress(HeadraceError):  # what was wrong may be wrong with the ledger too
                 self.release(rows)

@@ -17,6 +17,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from numbers import Integral
 from time import monotonic
 from typing import NamedTuple, Self
 
@@ -63,9 +64,10 @@ class Stream:
         ranks: int = 1,
         order: Order | None = None,
     ) -> None:
-        if min(step_groups, ahead) < 1:
+        if not all(isinstance(number, Integral) and number >= 1 for number in (step_groups, ahead)):
             raise ContractError(
-                f"a stream of {step_groups} groups a step, {ahead} micro-batches ahead", fix="both are at least 1"
+                f"a stream of {step_groups} groups a step, {ahead} micro-batches ahead",
+                fix="both are at least 1, and whole",
             )
         self._consumer = consumer
         self._step_groups = step_groups

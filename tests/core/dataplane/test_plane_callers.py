@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from headrace.contract import Ragged
 from headrace.dataplane import ColumnSchema, DataPlane, Partition, PartitionSpec, Stream
 from headrace.errors import ContractError, DeadlineError, HeadraceError, RunError, SilenceError, WireError
-from support.data_plane import Services
+from support.data_plane import Services, soon
 from support.plane_world import World
 
 COLUMNS = {"tokens": ColumnSchema("int32", ragged=True), "reward": ColumnSchema("float32")}
@@ -176,7 +177,26 @@ def test_a_closed_data_plane_is_not_connected_anew(services: Services) -> None:
             use()
 
 
+def test_threads_that_share_a_partition_are_told_to_have_one_each(services: Services) -> None:
+    services.unit()
+    partition, other = services.plane().create(spec()), services.plane().partition("phase")
+    with ThreadPoolExecutor() as pool:
+        waits = pool.submit(partition.lease, "score", 1)
+        soon(lambda: other.stats().waiting["score"] == 1)
+        with pytest.raises(ContractError, match="give each thread its own: a DataPlane"):
+            partition.stats()
+        other.put(tokens([1]))
+        assert len(waits.result(30)) == 1
+    assert partition.stats().leases == 1, "one after another they may"
+
+
 # ------------------------------------------------------------ streams
+
+
+@pytest.mark.parametrize("groups", ["8", 1.5, None])
+def test_a_step_is_a_number_of_groups(services: Services, groups: Any) -> None:
+    with pytest.raises(ContractError, match="both are at least 1"):
+        Stream(lambda: services.plane().partition("phase"), "train", step_groups=groups)
 
 
 def test_a_rank_hears_at_once_that_its_stream_was_closed(services: Services) -> None:
