@@ -145,7 +145,19 @@ class Partition:
         most ``token_budget``. It is the same however often and in whatever order ranks ask for theirs. RunError when
         every rank has acknowledged it. ``order``: of the consumer's own, instead of the oldest first; see
         :mod:`headrace.dataplane.ordering`."""
-        call = self._call(consumer, groups, at_least, deadline, seconds, token_budget, min_version, (), share)
+        enough = groups if at_least is None else at_least
+        call = LeaseCall(
+            self.name,
+            consumer,
+            groups,
+            enough,
+            deadline,
+            seconds,
+            token_budget,
+            min_version,
+            share=share,
+            made=self._made,
+        )
         rows, _ = self._lease(call, order)
         return rows
 
@@ -169,7 +181,20 @@ class Partition:
         the rows are given back, and what :meth:`get` raises is raised."""
         reads = self.spec.consumers.get(consumer, ())
         wanted = reads if columns is None else as_names(columns, f"consumer {consumer!r}")
-        call = self._call(consumer, groups, at_least, deadline, seconds, token_budget, min_version, wanted, share)
+        enough = groups if at_least is None else at_least
+        call = LeaseCall(
+            self.name,
+            consumer,
+            groups,
+            enough,
+            deadline,
+            seconds,
+            token_budget,
+            min_version,
+            wanted,
+            share,
+            made=self._made,
+        )
         rows, batch = self._lease(call, order)
         if batch is not None:
             return rows, batch
@@ -180,42 +205,19 @@ class Partition:
                 self.release(rows)
             raise
 
-    def _call(
-        self,
-        consumer: str,
-        groups: int,
-        at_least: int | None,
-        deadline: float,
-        seconds: float,
-        token_budget: int,
-        min_version: int,
-        columns: tuple[str, ...],
-        share: Share | None,
-    ) -> LeaseCall:
-        check_wait(deadline)
-        check_held_for(seconds)
-        enough = groups if at_least is None else at_least
-        return LeaseCall(
-            self.name,
-            consumer,
-            groups,
-            enough,
-            deadline,
-            seconds,
-            token_budget,
-            min_version,
-            columns,
-            share,
-            made=self._made,
-        )
+    def _lease(self, call: LeaseCall, order: Order | None) -> tuple[Rows, Batch | None]:
+        check_wait(call.wait)
+        check_held_for(call.seconds)
+        return self._obtain(call) if order is None else self._obtain_in_order(call, order)
+
+    def _obtain_in_order(self, call: LeaseCall, order: Order) -> tuple[Rows, Batch | None]:
+        return lease_in_order(call, order, look=self._candidates, lease=self._obtain)
 
     def _candidates(self, call: LookCall) -> Ready:
         awaiting = f"{call.at_least} groups for {call.lease.consumer}"
         return self.ledger.call("look", call, reply=Ready, deadline=call.wait + GRACE, awaiting=awaiting)
 
-    def _lease(self, call: LeaseCall, order: Order | None = None) -> tuple[Rows, Batch | None]:
-        if order is not None:
-            return lease_in_order(call, order, look=self._candidates, lease=self._lease)
+    def _obtain(self, call: LeaseCall) -> tuple[Rows, Batch | None]:
         granted = self.ledger.call(
             "lease",
             call,

@@ -71,14 +71,15 @@ class ShardedPartition(Partition):
 
     # ------------------------------------------------------------ leases
 
-    def _lease(self, call: LeaseCall, order: Order | None = None) -> tuple[Rows, Batch | None]:
+    def _obtain_in_order(self, call: LeaseCall, order: Order) -> tuple[Rows, Batch | None]:
+        raise ContractError(
+            "a consumer cannot have an order of its own in a data plane with several ledgers",
+            fix="start one ledger, or take groups in the ledgers' order",
+        )
+
+    def _obtain(self, call: LeaseCall) -> tuple[Rows, Batch | None]:
         if call.share is not None:
             raise _one_ledger()
-        if order is not None:
-            raise ContractError(
-                "a consumer cannot have an order of its own in a data plane with several ledgers",
-                fix="start one ledger, or take groups in the ledgers' order",
-            )
         end = monotonic() + call.wait
         while True:
             ready = self._look(call, end)
@@ -135,7 +136,7 @@ class ShardedPartition(Partition):
                 made=self._shards[shard]._made,
             )
             try:
-                rows, _ = self._shards[shard]._lease(part)
+                rows, _ = self._shards[shard]._obtain(part)
             except DeadlineError:  # others were faster
                 if budget or got + rest < call.at_least:
                     break
