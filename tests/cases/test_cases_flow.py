@@ -13,6 +13,7 @@ from headrace.flow import BatchLease, Flow, Ticket
 from headrace.flow.batching import mini_batches
 from headrace_staleness.multi_version import MultiVersion
 from headrace_staleness.synchronous import Synchronous
+from headrace_staleness.windowed import Windowed
 
 
 def multi_version(max_staleness: int, outstanding_batches: float | None = None) -> MultiVersion:
@@ -208,6 +209,51 @@ def test_F06_a_limit_of_zero_runs_and_equals_the_synchronous_trainer(policy: Mul
         flow.trained(lease.lease)
         assert tickets(flow) == []
         publish(flow)
+
+
+@pytest.mark.parametrize("order", ["stream", "longest_first"])
+def test_F08_a_window_of_two_updates_keeps_three_versions_and_trains_the_oldest_first(order: str) -> None:
+    """Freshest first is no option: what it leaves would grow too old. In which order groups start is one, and changes
+    nothing about that."""
+    flow = Flow(
+        policy=Windowed(Windowed.Settings(max_staleness=2)),
+        batch_groups=3,
+        group_size=1,
+        version=8,
+        prompt=(lambda group: group % 4) if order == "longest_first" else None,
+    )
+    flow.join("a", slots=10_000, live_versions=8, versions=(8,))
+    began: dict[int, int] = {}
+    while flow.view().version < 10:
+        for ticket in tickets(flow):
+            began[ticket.group] = ticket.version
+            store(flow, ticket)
+        train_and_publish(flow)
+    for ticket in reversed(tickets(flow)):
+        began[ticket.group] = ticket.version
+        store(flow, ticket)
+    assert flow.view().ready == {8: 3, 9: 3, 10: 3}
+    assert [began[group] for _ in range(3) for group in train_and_publish(flow).groups] == 3 * [8] + 3 * [9] + 3 * [10]
+
+
+def test_F08_nothing_falls_out_of_the_window_because_it_waits_for_what_would() -> None:
+    flow = flow_of(multi_version(2), batch_groups=3, version=8)
+    late, *others = tickets(flow)
+    for ticket in others:
+        store(flow, ticket)
+    train_and_publish(flow)
+    for ticket in tickets(flow):
+        store(flow, ticket)
+    lease = take(flow)
+    assert lease is not None
+    flow.trained(lease.lease)
+    assert not flow.may_publish(), "version 10 would leave 8 behind, and the next batch after that too old"
+    store(flow, late)
+    assert publish(flow) == 10
+    for ticket in tickets(flow):
+        store(flow, ticket)
+    assert late.group in train_and_publish(flow).groups
+    assert flow.counts().dropped == {}
 
 
 def test_F09_the_bound_on_what_is_prepared_ahead_is_a_sliding_window() -> None:

@@ -27,7 +27,7 @@ class Node:
     async def call(self, method: str, request: Any = None, **_: Any) -> Any:
         if method == "load_version":
             scored = None if request.probe is None else with_prompt(LOGPROBS + self._gap)
-            return VersionLoaded(version=request.version, digest=DIGEST, seconds=0.0, logprobs=scored)
+            return VersionLoaded(version=request.version, digest=DIGEST, transfer_seconds=0.0, logprobs=scored)
         if method == "generate":
             span = VersionSpan(version=0, start=0, stop=len(SAMPLED))
             completion = Completion(token_ids=SAMPLED, logprobs=LOGPROBS, spans=(span,), finish_reason="length")

@@ -1,9 +1,11 @@
-"""Cases G02 and G04: tied weights are sent once and read everywhere; an update that fails leaves nothing half done."""
+"""Cases G02 and G04: tied weights are sent once and read everywhere; an update that fails leaves nothing half done.
+Cases F07 and F10: what an update does to answers in the middle is what was declared, and takes no time of theirs."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from headrace.contract import (
     Array,
     GenerationRequest,
     InferenceContext,
+    Interruption,
     Sampling,
     TrainingContext,
     TransportContext,
@@ -23,10 +26,11 @@ from headrace.contract import (
 )
 from headrace.errors import EngineError, WireError
 from headrace.registry import PluginSpec
-from headrace.services.messages import LoadCall, NodeSpec, Probe, RolloutSetup
-from headrace.services.request_messages import GenerateCall
+from headrace.services import interruptions, rollout
+from headrace.services.messages import LoadCall, NodeSpec, Probe, RolloutSetup, VersionCall
+from headrace.services.request_messages import GenerateCall, Generated, SwitchCall
 from headrace.services.rollout import RolloutService
-from headrace.testing import FakeTrainingEngine, FakeWeightTransport
+from headrace.testing import FakeInferenceEngine, FakeTrainingEngine, FakeWeightTransport
 from headrace.testing.suites.serving import manifest_of, other_policy
 from headrace.wire import Network
 from headrace_torch.checkpoint import create_weights, save_model
@@ -36,6 +40,7 @@ from headrace_torch.training import TorchTrainingEngine, TorchTrainingSettings
 from support.desk import Desk, loaded, played, published, turns
 
 TOKENS = np.array([3, 1, 4, 1, 5, 9, 2, 6], dtype=np.int32)
+Generating = asyncio.Task[Generated]
 
 
 # ---------------------------------------------------------------- G02
@@ -129,9 +134,10 @@ class Weights(WeightSource):
 
 
 class Instance:
-    """A rollout node with a fake engine, and the folder of the weights published for it."""
+    """A rollout node with a fake engine, whose decode steps wait for the test, and the folder of the weights published
+    for it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **settings: object) -> None:
         model = str(folder / "model")
         FakeTrainingEngine.create_model(model, settings={}, seed=3)
         context = TransportContext(directory=str(folder), name="trainer", host=None, keys=None)
@@ -140,7 +146,7 @@ class Instance:
         for version in (0, 1):
             self.publisher.publish(version, Weights(other_policy(model, seed=version)))
         setup = RolloutSetup(
-            engine=PluginSpec(role="inference_engine", use="headrace.testing:FakeInferenceEngine"),
+            engine=PluginSpec(role="inference_engine", use="headrace.testing:FakeInferenceEngine", settings=settings),
             transport=PluginSpec(role="weight_transport", use="headrace.testing:FakeWeightTransport"),
             model_path=model,
             publisher=str(self.weights),
@@ -158,9 +164,22 @@ class Instance:
             )
         )
 
-    async def load(self, version: int) -> None:
+        self.decodes = asyncio.Event()
+        self.decodes.set()
+        self.engine._trouble.work_async = self._work  # type: ignore[method-assign]  # a step waits for the test
+
+    async def _work(self, what: str) -> None:
+        await asyncio.sleep(0)
+        await self.decodes.wait()
+
+    @property
+    def engine(self) -> FakeInferenceEngine:
+        assert isinstance(self.service._engine, FakeInferenceEngine)
+        return self.service._engine
+
+    async def load(self, version: int, interruption: Interruption | None = None) -> None:
         probe = Probe(tokens=TOKENS, temperature=1.0)
-        await self.service.load_version(LoadCall(version=version, probe=probe))
+        await self.service.load_version(LoadCall(version=version, probe=probe, interruption=interruption))
 
     async def answer(self, version: int) -> list[int]:
         sampling = Sampling(max_new_tokens=8, seed=5)
@@ -169,15 +188,18 @@ class Instance:
         assert completion is not None
         return completion.token_ids.tolist()
 
+    async def stop(self) -> None:
+        await self.service.cancel_background()
+        await self.service.close()
+        self.publisher.close()
+
 
 @pytest.fixture
 async def instance(tmp_path: Path) -> AsyncIterator[Instance]:
     instance = Instance(tmp_path)
     await instance.service.start()
     yield instance
-    await instance.service.cancel_background()
-    await instance.service.close()
-    instance.publisher.close()
+    await instance.stop()
 
 
 async def test_G04_an_update_that_fails_in_the_middle_leaves_the_instance_as_it_was_and_may_be_repeated(
@@ -222,3 +244,104 @@ async def test_G04_an_instance_that_dies_in_an_update_is_left_behind_and_the_oth
     following: Any = await desk.work("w.0")
     assert following.version == 1
     assert {member.instance for member in following.members} == {"rollout-0.0"}
+
+
+# ---------------------------------------------------------------- F07, F10
+
+ANSWERS, LONG = 16, 100
+
+
+@pytest.fixture
+async def busy(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[tuple[Instance, list[Generating]]]:
+    """An engine with room for one version, in the middle of 16 answers under version 0, and standing still."""
+    instance = Instance(tmp_path, slots=ANSWERS, live_versions=1, kv_migration=getattr(request, "param", True))
+    await instance.service.start()
+    await instance.load(0)
+    answers = [asyncio.create_task(instance.service.generate(long_answer(number))) for number in range(ANSWERS)]
+    while instance.engine._generated < 5 * ANSWERS:  # noqa: ASYNC110 - turns of the loop in which it decodes
+        await asyncio.sleep(0)
+    instance.decodes.clear()
+    yield instance, answers
+    for answer in answers:
+        answer.cancel()
+    await asyncio.wait(answers)
+    await instance.stop()
+
+
+def long_answer(number: int) -> GenerateCall:
+    request = GenerationRequest(
+        request_id=f"r{number}", prompt=TOKENS[:2], sampling=Sampling(max_new_tokens=LONG, seed=number), version=0
+    )
+    return GenerateCall(request=request, trajectory=number, movable=True)
+
+
+def aborting_by_default(engine: FakeInferenceEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Whatever is running when it is given weights it aborts, unasked. Returns what it aborts, asked or unasked."""
+    commit, abort, aborted = engine._commit, engine.abort, list[str]()
+
+    async def told(request_ids: Sequence[str]) -> None:
+        aborted.extend(name for name in request_ids if name in engine._open)
+        await abort(request_ids)
+
+    def committing(update: Any) -> None:
+        aborted.extend(engine._open)
+        engine._outputs.put_nowait([engine._output(running, "aborted") for running in engine._open.values()])
+        engine._open.clear()
+        commit(update)
+
+    monkeypatch.setattr(engine, "_commit", committing)
+    monkeypatch.setattr(engine, "abort", told)
+    return aborted
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_F07_an_engine_that_aborts_by_default_aborts_no_more_than_was_declared(
+    busy: tuple[Instance, list[Generating]], monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
+    """When it is given weights nothing is left in it, so that what it would do to that is of no account."""
+    instance, answers = busy
+    aborted = aborting_by_default(instance.engine, monkeypatch)
+    before, interruption = instance.engine._prefilled, Interruption(keep_kv=keep)
+    await instance.load(1, interruption)
+    switched = await instance.service.switch_version(SwitchCall(version=1, interruption=interruption))
+    instance.decodes.set()
+    completions = [(await answer).completion for answer in answers]
+    assert sorted(aborted) == ([] if keep else sorted(f"r{number}" for number in range(ANSWERS)))
+    assert [trajectory for trajectory, _, _ in switched.interrupted] == list(range(ANSWERS)), "each is reported"
+    for completion, (_, _, tokens) in zip(completions, switched.interrupted, strict=True):
+        assert completion is not None
+        assert tokens >= 4, "it goes on after its prefix"
+        assert [(s.version, s.start, s.stop) for s in completion.spans] == [(0, 0, tokens), (1, tokens, LONG)]
+    again = 0 if keep else sum(2 + tokens for _, _, tokens in switched.interrupted)
+    assert (switched.prefilled_tokens, instance.engine._prefilled - before) == (again, again)
+
+
+@pytest.mark.parametrize(("busy", "keep"), [(True, True), (True, False), (False, False)], indirect=["busy"])
+async def test_F10_an_update_that_interrupts_does_not_wait_for_answers_and_says_where_its_time_went(
+    busy: tuple[Instance, list[Generating]], monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
+    """Not a token is generated until it is done. Times are of a clock whose every reading is a second after the one
+    before."""
+    instance, answers = busy
+    seconds = count()
+    monkeypatch.setattr(interruptions, "monotonic", lambda: float(next(seconds)))
+    interruption = Interruption(keep_kv=keep)
+    await instance.load(1, interruption)
+    switched = await instance.service.switch_version(SwitchCall(version=1, interruption=interruption))
+    assert not any(answer.done() for answer in answers)
+    assert (switched.pause_seconds, switched.resume_seconds, switched.stopped_seconds) == (1.0, 1.0, 3.0)
+
+
+async def test_F10_an_update_that_waits_for_answers_names_them_when_it_has_waited_too_long(
+    busy: tuple[Instance, list[Generating]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance, answers = busy
+    for answer in answers[3:]:
+        answer.cancel()
+    await asyncio.wait(answers[3:])
+    monkeypatch.setattr(rollout, "RETIRE_DEADLINE", 0.01)
+    with pytest.raises(EngineError, match=r"version 0 is still in use after 0\.01 s, by requests r0, r1, r2"):
+        await instance.service.retire_version(VersionCall(version=0))
+    instance.decodes.set()
+    await asyncio.gather(*answers[:3])
+    await instance.service.retire_version(VersionCall(version=0))

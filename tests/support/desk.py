@@ -30,6 +30,7 @@ from headrace.services.messages import (
     WorkItem,
     WorkRequest,
 )
+from headrace.services.request_messages import Switched
 from headrace.wire.failures import from_failure
 from headrace_staleness.multi_version import MultiVersion
 
@@ -94,7 +95,18 @@ def published(version: int) -> Published:
 
 def loaded(version: int) -> VersionLoaded:
     """As an instance says it that has the right weights."""
-    return VersionLoaded(version=version, digest=f"d{version}", seconds=0.0, logprobs=None)
+    return VersionLoaded(version=version, digest=f"d{version}", transfer_seconds=0.0, logprobs=None)
+
+
+def switched(*interrupted: tuple[int, int, int], prefilled_tokens: int = 0) -> Switched:
+    """As an instance says it whose answers go on under another version."""
+    return Switched(
+        interrupted=list(interrupted),
+        prefilled_tokens=prefilled_tokens,
+        pause_seconds=0.25,
+        resume_seconds=0.5,
+        stopped_seconds=1.0,
+    )
 
 
 def plan(**changed: Any) -> GroupPlan:

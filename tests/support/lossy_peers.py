@@ -10,7 +10,7 @@ from typing import Any
 from headrace.errors import EngineError, HeadraceError, WireError
 from headrace.services.messages import Placement, TrajectoryFinished, VersionCall, WorkItem
 from headrace.services.request_messages import MoveCall, Moved, SwitchCall, Switched
-from support.desk import Peer, finished, loaded
+from support.desk import Peer, finished, loaded, switched
 
 
 @dataclass(eq=False)
@@ -104,7 +104,7 @@ class InstancePeer(Peer):
         """Everything that is being answered here goes on under a version that came; or the controller hears of it."""
         call, answer, interrupted = self.switchings.pop(place)
         if interrupted is not None:
-            answer.set_result(Switched(interrupted=interrupted, prefilled_tokens=len(interrupted)))
+            answer.set_result(switched(*interrupted, prefilled_tokens=len(interrupted)))
             return
         self.under = call.version
         plays = [play for peer in peers.values() if isinstance(peer, Worker) and peer.alive for play in peer.plays]

@@ -117,7 +117,13 @@ class Mishaps(Simulation):
         name = "rollout-9"
         self._emit("node_started", node=name, role="rollout", pid=902)
         self._self_check(name, self._version)
-        self._emit("instance_version", instance=name, version=self._version, digest=self._digest(self._version))
+        self._emit(
+            "instance_version",
+            instance=name,
+            version=self._version,
+            digest=self._digest(self._version),
+            transfer_seconds=0.1,
+        )
         self._emit("instance_draining", instance=name)
         self._emit("instance_left", instance=name)
         self._emit("node_stopped", node=name, reason="ended")

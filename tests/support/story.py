@@ -59,7 +59,13 @@ class Story:
 
     def commit(self) -> None:
         """The instance has the newest version."""
-        self.tell("instance_version", instance=INSTANCE, version=self._version, digest=f"d{self._version}")
+        self.tell(
+            "instance_version",
+            instance=INSTANCE,
+            version=self._version,
+            digest=f"d{self._version}",
+            transfer_seconds=0.1,
+        )
 
     def _start(self) -> None:
         """The instance is there, has the version and agrees with the trainer about it."""

@@ -105,6 +105,8 @@ class InstanceVersion(Event, frozen=True, kw_only=True):
     instance: str
     version: int
     digest: str
+    transfer_seconds: float = 0.0
+    """Until it had fetched and staged all of it, while it generated."""
 
 
 class InstanceSwitched(Event, frozen=True, kw_only=True):
@@ -117,6 +119,12 @@ class InstanceSwitched(Event, frozen=True, kw_only=True):
     """(trajectory, attempt, tokens so far of the answer that it was waiting for), of answers that had begun."""
     prefilled_tokens: int
     """Of prompts and answers, computed again under ``version``."""
+    pause_seconds: float = 0.0
+    """Until all these were out of the engine."""
+    resume_seconds: float = 0.0
+    """Until it had all of them back."""
+    stopped_seconds: float = 0.0
+    """From the first one out to the last one back, the verification of the version in between."""
 
 
 class VersionPublished(Event, frozen=True, kw_only=True):

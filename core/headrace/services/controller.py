@@ -95,7 +95,7 @@ class Controller:
         """Groups of which a storage could not keep rows, until their workers say why."""
         self._slow: set[str] = set()
         """Processes whose event loop stood still; each is told of once."""
-        fleet.changed, fleet.switched = self.pump, self.tally.switched
+        fleet.changed, fleet.loaded, fleet.switched = self.pump, self.tally.loaded, self.tally.switched
 
     # ------------------------------------------------------------ nodes
 

@@ -47,9 +47,10 @@ class Instance:
 
 
 class Fleet:
-    """All instances. ``changed`` is called whenever an instance gained or lost a version, ``switched`` when answers go
-    on under another one, ``left(name, address)`` when an instance that drained has left; ``connect`` makes the client
-    of an address; ``temperature``, ``tolerance``: of :class:`Agreement`."""
+    """All instances. ``changed`` is called whenever an instance gained or lost a version, ``loaded`` when one has
+    proved to be right, ``switched`` when answers go on under another one, ``left(name, address)`` when an instance that
+    drained has left; ``connect`` makes the client of an address; ``temperature``, ``tolerance``: of
+    :class:`Agreement`."""
 
     def __init__(
         self,
@@ -73,6 +74,7 @@ class Fleet:
         self.evaluating: set[int] = set()
         """Versions whose held-out answers instances are giving."""
         self.changed: Callable[[], None] = lambda: None
+        self.loaded: Callable[[VersionLoaded], None] = lambda loaded: None
         self.switched: Callable[[Switched], None] = lambda switched: None
         self.left: Callable[[str, str], None] = lambda name, address: None
 
@@ -314,7 +316,9 @@ class Fleet:
         instance.checked = self._agreement.loaded(
             instance.name, version, loaded.logprobs, trainer, checked=instance.checked
         )
-        self._emit("instance_version", instance=instance.name, version=version, digest=loaded.digest)
+        told = {"version": version, "digest": loaded.digest, "transfer_seconds": loaded.transfer_seconds}
+        self._emit("instance_version", instance=instance.name, **told)
+        self.loaded(loaded)
         if interruption is not None and not await self._interrupt(instance, version, interruption):
             return
         instance.versions.add(version)
@@ -341,13 +345,7 @@ class Fleet:
             return False
         if instance.live_versions == 1:
             instance.versions.clear()
-        self._emit(
-            "instance_switched",
-            instance=instance.name,
-            version=version,
-            interrupted=switched.interrupted,
-            prefilled_tokens=switched.prefilled_tokens,
-        )
+        self._emit("instance_switched", instance=instance.name, version=version, **msgspec.structs.asdict(switched))
         self.switched(switched)
         return True
 

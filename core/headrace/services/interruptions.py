@@ -7,14 +7,22 @@ in the engine under one; what was sampled before keeps its version.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from time import monotonic
 
 from headrace.contract import GenerationRequest, Interruption, RequestState
 from headrace.services.request_messages import GenerateCall, Switched
 from headrace.services.requests import Pending, Requests
 
-_Held = tuple[Pending, RequestState | None]
-"""A request that was taken out of the engine; None: it ended meanwhile, or could not be."""
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Requests that are out of the engine."""
+
+    requests: list[tuple[Pending, RequestState]]
+    began: float
+    """Monotonic seconds: when the first was to come out, and when all were."""
+    ended: float
 
 
 class Interruptions:
@@ -26,8 +34,8 @@ class Interruptions:
         """What they are generated under at least."""
         self._turn = asyncio.Lock()
         """Held while requests are out of the engine: none comes in between."""
-        self._held: asyncio.Future[list[_Held]] | None = None
-        """Those, as soon as all are out; None when the engine has them."""
+        self._holding: asyncio.Future[_Held] | None = None
+        """None when the engine has them all."""
 
     async def submit(self, call: GenerateCall) -> Pending:
         """Have the engine work on a request, under the version of now where that is newer."""
@@ -45,22 +53,27 @@ class Interruptions:
 
     async def hold(self, interruption: Interruption) -> None:
         """Take all of them out of the engine, until :meth:`go_on`; what is held already stays so."""
-        if self._held is None:
+        if self._holding is None:
             await self._turn.acquire()
-            under_way, with_kv = self._requests.under_way(), interruption.keep_kv
-            self._held = asyncio.gather(*(self._take(pending, with_kv=with_kv) for pending in under_way))
+            self._holding = asyncio.ensure_future(self._take_all(with_kv=interruption.keep_kv))
         try:
-            await asyncio.shield(self._held)
+            await asyncio.shield(self._holding)
         except BaseException:  # cancelled, when some are out and others on their way: all go on; raised again
             await self.go_on()
             raise
 
-    async def _take(self, pending: Pending, *, with_kv: bool) -> _Held:
+    async def _take_all(self, *, with_kv: bool) -> _Held:
+        began, under_way = monotonic(), self._requests.under_way()
+        states = await asyncio.gather(*(self._take(pending, with_kv=with_kv) for pending in under_way))
+        taken = [(p, state) for p, state in zip(under_way, states, strict=True) if state is not None]
+        return _Held(taken, began, monotonic())
+
+    async def _take(self, pending: Pending, *, with_kv: bool) -> RequestState | None:
         try:
-            return pending, await self._requests.take(pending, with_kv=with_kv)
+            return await self._requests.take(pending, with_kv=with_kv)
         except Exception as error:  # a plugin may raise anything: it is told to who waits
             _fail(pending, error)
-            return pending, None
+            return None
 
     async def switch(self, version: int, interruption: Interruption) -> Switched:
         """Have all of them go on under a version that the engine serves."""
@@ -70,18 +83,26 @@ class Interruptions:
 
     async def go_on(self) -> Switched:
         """Give the engine back what is held, even if whoever asks for it goes away meanwhile."""
-        held, self._held = self._held, None
-        assert held is not None, "only what is held goes on"
-        return await asyncio.shield(asyncio.ensure_future(self._give_back(held)))
+        holding, self._holding = self._holding, None
+        assert holding is not None, "only what is held goes on"
+        return await asyncio.shield(asyncio.ensure_future(self._give_back(holding)))
 
-    async def _give_back(self, held: asyncio.Future[list[_Held]]) -> Switched:
+    async def _give_back(self, holding: asyncio.Future[_Held]) -> Switched:
         try:
-            taken = [(pending, state) for pending, state in await held if state is not None]
-            again = [await self._resume(pending, state) for pending, state in taken]
+            held = await holding
+            began = monotonic()
+            again = [await self._resume(pending, state) for pending, state in held.requests]
+            ended = monotonic()
         finally:
             self._turn.release()
-        interrupted = [(p.trajectory, p.attempt, len(state.token_ids)) for p, state in taken if len(state.token_ids)]
-        return Switched(interrupted=interrupted, prefilled_tokens=sum(again))
+        tokens = [(pending, len(state.token_ids)) for pending, state in held.requests]
+        return Switched(
+            interrupted=[(pending.trajectory, pending.attempt, count) for pending, count in tokens if count],
+            prefilled_tokens=sum(again),
+            pause_seconds=held.ended - held.began,
+            resume_seconds=ended - began,
+            stopped_seconds=ended - held.began,
+        )
 
     async def _resume(self, pending: Pending, state: RequestState) -> int:
         pending.request = self._under(state.request)

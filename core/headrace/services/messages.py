@@ -101,7 +101,8 @@ class VersionLoaded(Message, frozen=True):
 
     version: int
     digest: str
-    seconds: float
+    transfer_seconds: float
+    """Until all of it was fetched and staged. Nothing stands still for that."""
     logprobs: Array | None
     """float32 [T], of the probe; None without one, and from an engine that does not score."""
 

@@ -57,6 +57,13 @@ class Switched(Message, frozen=True):
     interrupted: list[tuple[int, int, int]]
     prefilled_tokens: int
     """Tokens whose keys and values are computed again."""
+    pause_seconds: float
+    """Until all were out of the engine."""
+    resume_seconds: float
+    """Until the engine had all back."""
+    stopped_seconds: float
+    """From the first one out to the last one back. In between the version is put in place, where the engine has room
+    for one, and is verified."""
 
 
 class MoveCall(Message, frozen=True):

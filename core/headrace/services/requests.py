@@ -174,9 +174,13 @@ class Requests:
 
     async def until_free(self, version: int) -> None:
         """Until no request of a version is here."""
-        while version in self._open.values():
+        while self.of_version(version):
             self._left.clear()
             await self._left.wait()
+
+    def of_version(self, version: int) -> list[str]:
+        """Ids of the requests of a version that are here."""
+        return [request_id for request_id, pinned in self._open.items() if pinned == version]
 
     def _forget(self, request_id: str) -> None:
         self._open.pop(request_id, None)

@@ -24,6 +24,7 @@ from headrace.contract import (
     WeightTransport,
     WeightUpdate,
 )
+from headrace.errors import EngineError
 from headrace.registry import build
 from headrace.services.cohorts import Cohorts
 from headrace.services.interruptions import Interruptions
@@ -38,6 +39,7 @@ BASE_VERSION = -1
 """The weights an engine starts with. Never served: policy versions begin at 0 and arrive by the transport."""
 FETCH_DEADLINE = 60.0
 FETCHED_BYTES = 4 << 20
+RETIRE_DEADLINE = 60.0
 
 
 def _some(tensors: Iterator[tuple[str, Array]]) -> list[tuple[str, Array]]:
@@ -146,6 +148,7 @@ class RolloutService(NodeService):
                 while arrived := await asyncio.to_thread(_some, tensors):
                     for name, tensor in arrived:
                         await update.apply(name, tensor)
+                transferred = time.monotonic()
                 await self._commit(update, call.interruption if self._replaces else None)
             except BaseException:  # cancelled too: nothing half-loaded stays staged; raised again
                 await update.abort()
@@ -155,7 +158,7 @@ class RolloutService(NodeService):
         return VersionLoaded(
             version=call.version,
             digest=manifest.digest,
-            seconds=time.monotonic() - started,
+            transfer_seconds=transferred - started,
             logprobs=await self._scored(call),
         )
 
@@ -186,7 +189,16 @@ class RolloutService(NodeService):
     async def retire_version(self, call: VersionCall) -> None:
         """Forget a version. The controller asks when nobody is pinned to it any more; requests that were given up a
         moment ago may still be on their way out."""
-        await self._requests.until_free(call.version)
+        try:
+            async with asyncio.timeout(RETIRE_DEADLINE):
+                await self._requests.until_free(call.version)
+        except TimeoutError:
+            raise EngineError(
+                f"version {call.version} is still in use after {RETIRE_DEADLINE:g} s, by requests "
+                f"{', '.join(self._requests.of_version(call.version))}",
+                origin=f"node {self.name}",
+                fix="an engine ends a request when it is aborted; see whether it still decodes",
+            ) from None
         if isinstance(self._engine, MultiVersion):
             await self._engine.retire(call.version)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from headrace.services.messages import VersionLoaded
 from headrace.services.request_messages import Switched
 
 
@@ -29,15 +30,30 @@ class Tally:
     """Answers that went on under a newer version in the middle."""
     mixed: int = 0
     """Trajectories that ended with tokens of several versions."""
+    transfer_seconds: float = 0.0
+    """Of a version, until an instance had fetched and staged it; this and the following: at most of any instance."""
+    pause_seconds: float = 0.0
+    """Until all answers that went on under a newer version were out of the engine."""
+    resume_seconds: float = 0.0
+    """Until it had all of them back."""
+    stopped_seconds: float = 0.0
+    """From the first one out to the last one back."""
+
+    def loaded(self, loaded: VersionLoaded) -> None:
+        """An instance has a version."""
+        self.transfer_seconds = max(self.transfer_seconds, loaded.transfer_seconds)
 
     def switched(self, switched: Switched) -> None:
         """An instance has answers go on under another version."""
         self.interrupted += len(switched.interrupted)
         self.prefilled_again += switched.prefilled_tokens
+        self.pause_seconds = max(self.pause_seconds, switched.pause_seconds)
+        self.resume_seconds = max(self.resume_seconds, switched.resume_seconds)
+        self.stopped_seconds = max(self.stopped_seconds, switched.stopped_seconds)
 
     def clear(self) -> None:
         """It has been read."""
         self.response_tokens = self.uninformative = self.moves = self.failed_moves = self.prefilled_again = 0
         self.interrupted = self.mixed = 0
-        self.loop_lag = 0.0
+        self.loop_lag = self.transfer_seconds = self.pause_seconds = self.resume_seconds = self.stopped_seconds = 0.0
         self.failed.clear()

@@ -95,7 +95,7 @@ async def test_wrong_weights_are_refused() -> None:
     desk = await Desk().begin()
     publish(desk, 1)
     await turns()
-    wrong = VersionLoaded(version=1, digest="other", seconds=0.0, logprobs=None)
+    wrong = VersionLoaded(version=1, digest="other", transfer_seconds=0.0, logprobs=None)
     desk.peers["rollout-0.0"].answer("load_version", wrong)
     await turns()
     with pytest.raises(EngineError, match="digest other, the trainer published d1"):

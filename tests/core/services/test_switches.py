@@ -6,10 +6,10 @@ import pytest
 
 from headrace.contract import Interruption, StalenessPolicy
 from headrace.services.messages import LoadCall, PlaceCall, WorkItem
-from headrace.services.request_messages import SwitchCall, Switched
+from headrace.services.request_messages import SwitchCall
 from headrace_staleness.multi_version import MultiVersion
 from headrace_staleness.partial_rollout import PartialRollout
-from support.desk import Desk, Peer, finished, loaded, published, stored, turns
+from support.desk import Desk, Peer, finished, loaded, published, stored, switched, turns
 
 
 def partial_rollout() -> PartialRollout:
@@ -46,14 +46,16 @@ async def test_answers_go_on_under_a_version_only_after_it_was_verified() -> Non
     assert desk.told("instance_version")[-1]["version"] == 1
     assert peer.asked[-1] == ("switch_version", SwitchCall(version=1, interruption=interruption))
     assert desk.flow.hosting(1) == (), "nothing new is placed there before it has switched"
-    await answer(peer, "switch_version", Switched(interrupted=[(0, 0, 3)], prefilled_tokens=5))
+    await answer(peer, "switch_version", switched((0, 0, 3), prefilled_tokens=5))
+    times = {"pause_seconds": 0.25, "resume_seconds": 0.5, "stopped_seconds": 1.0}
     assert desk.told("instance_switched") == [
-        {"instance": "rollout-0", "version": 1, "interrupted": [(0, 0, 3)], "prefilled_tokens": 5}
+        {"instance": "rollout-0", "version": 1, "interrupted": [(0, 0, 3)], "prefilled_tokens": 5, **times}
     ]
     assert [desk.flow.version_of(trajectory) for trajectory in (0, 1)] == [1, 1]
     assert desk.flow.hosting(0) == (), "the version before is retired at once"
     tally = desk.controller.tally
     assert (tally.interrupted, tally.prefilled_again) == (1, 5)
+    assert {name: getattr(tally, name) for name in times} == times
     assert not desk.failures
 
 
@@ -61,7 +63,7 @@ async def test_an_instance_with_room_for_one_version_has_only_the_new_one_then()
     desk, peer, _ = await begun(live_versions=1)
     await answer(peer, "load_version", loaded(1))
     assert desk.flow.hosting(0) == ("rollout-0",)
-    await answer(peer, "switch_version", Switched(interrupted=[], prefilled_tokens=0))
+    await answer(peer, "switch_version", switched())
     assert (desk.flow.hosting(0), desk.flow.hosting(1)) == ((), ("rollout-0",))
     assert desk.fleet.hosting(0) == []
     assert desk.flow.unplaced() == ()
@@ -88,7 +90,7 @@ async def test_of_an_instance_that_is_lost_while_it_switches_nothing_is_told() -
     desk.join("rollout-0", start=1)
     await turns()
     await answer(desk.peers["rollout-0.1"], "load_version", loaded(1))
-    await answer(desk.peers["rollout-0.1"], "switch_version", Switched(interrupted=[], prefilled_tokens=0))
+    await answer(desk.peers["rollout-0.1"], "switch_version", switched())
     place = PlaceCall(worker="w.0", version=0, group=0, trajectory=0, attempt=0, evaluation=False)
     assert (await desk.controller.place(place)).instance == "rollout-0.1"
     again = [e for e in desk.told("trajectory_started") if e["attempt"] == 1]
@@ -98,7 +100,7 @@ async def test_of_an_instance_that_is_lost_while_it_switches_nothing_is_told() -
 async def test_a_trajectory_of_several_versions_is_counted_and_stored_as_its_oldest_token_says() -> None:
     desk, peer, item = await begun()
     await answer(peer, "load_version", loaded(1))
-    await answer(peer, "switch_version", Switched(interrupted=[(0, 0, 2)], prefilled_tokens=0))
+    await answer(peer, "switch_version", switched((0, 0, 2)))
     await desk.say("w.0", finished(item, 0, [0, 0, 1]), finished(item, 1, [1, 1, 1]))
     desk.note(stored(item, oldest=[0, 1]))
     assert desk.controller.tally.mixed == 1
