@@ -241,14 +241,16 @@ class World:
     def load(self) -> None:
         for name in self.any(self.loading):
             version, replica = self.loading.pop(name), self.replicas[name]
-            if version not in self.flow.live_versions():
-                continue
-            if self.interrupts:
-                self.interrupt(replica, version)
-            if len(replica.versions) < replica.live_versions:
-                replica.versions.add(version)
-                assert self.flow.committed(name, version) == ()
+            if version in self.flow.live_versions():  # else it was overtaken, and retired meanwhile
+                self.commit(name, replica, version)
             self.flow.switch_ended(name)
+
+    def commit(self, name: str, replica: Replica, version: int) -> None:
+        if self.interrupts:
+            self.interrupt(replica, version)
+        if len(replica.versions) < replica.live_versions:
+            replica.versions.add(version)
+            assert self.flow.committed(name, version) == ()
 
     def interrupt(self, replica: Replica, version: int) -> None:
         """All that is in the middle of an answer goes on under a version that is about to be committed."""
