@@ -1,5 +1,6 @@
 # make demo            set up and run the demo job
 # make test            set up and run every check; what CI runs
+# make nightly         try the state machines of flow for hours
 # make format          rewrite the code in the house style
 # make transfer-queue  set up build/transfer-queue, which the data plane's benchmark can compare with
 # make peers           set up build/peers, whose losses tests/agreement compares ours with
@@ -19,7 +20,7 @@ ROOTS := core adapters plugins
 CODE := $(ROOTS) tests examples .ci
 
 .DEFAULT_GOAL := test
-.PHONY: demo test lint unit wheel format transfer-queue peers clean
+.PHONY: demo test lint unit wheel nightly format transfer-queue peers clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/headrace run $(JOB)
@@ -42,6 +43,9 @@ wheel: $(VENV)/.ready-test
 	$(PYTHON) -m venv build/empty
 	build/empty/bin/python -m $(INSTALL) build/wheel/headrace-*.whl
 	cd build && empty/bin/python ../.ci/wheel_is_light.py
+
+nightly: $(VENV)/.ready-test
+	HEADRACE_HYPOTHESIS=nightly OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout=14400 tests/core/flow
 
 format: $(VENV)/.ready-test
 	$(BIN)/ruff format $(CODE)
