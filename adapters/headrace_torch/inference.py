@@ -46,6 +46,10 @@ class TorchInferenceSettings:
     """Sequences decoded at once, all policy versions together."""
     max_length: int | None = None
     """Prompt and response tokens of a sequence; the model's own limit when absent."""
+    kv_tokens: int | None = None
+    """Tokens that there is memory for on the device, all policy versions together, each sequence counted as long as the
+    longest of its version. Sequences beyond that wait in host memory, with their keys and values. At least
+    ``max_length``; without it, there is memory for all slots at full length under each version."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"
     live_versions: int = 4
@@ -58,6 +62,8 @@ class TorchInferenceSettings:
                 raise ValueError(f"{name} must be 1 to {most}, got {getattr(self, name)}")
         if self.max_length is not None and self.max_length < 2:
             raise ValueError(f"max_length must be at least 2, got {self.max_length}")
+        if self.kv_tokens is not None and self.kv_tokens < (least := self.max_length or 2):
+            raise ValueError(f"kv_tokens must be at least {least}, which a sequence may have, got {self.kv_tokens}")
 
 
 class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring, KVMigration):
@@ -299,6 +305,7 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring, KVMigration):
             kv_used=status.kv_used,
             generated_tokens=status.generated_tokens,
             prefilled_tokens=status.prefilled_tokens,
+            parked=status.parked,
             digests={version: digest for version, digest in self._live.items() if digest is not None},
         )
 
@@ -351,6 +358,7 @@ def _open(settings: TorchInferenceSettings, context: InferenceContext, deliver: 
         threads=context.threads,
         slots=settings.slots,
         max_length=settings.max_length,
+        kv_tokens=settings.kv_tokens,
         dtype=settings.dtype,
         device=settings.device,
     )

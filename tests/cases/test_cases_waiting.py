@@ -131,7 +131,7 @@ async def test_H04_a_loop_that_was_blocked_between_two_heartbeats_says_for_how_l
 
     network = Network.create(str(tmp_path), host=None)
     spec = NodeSpec(name="environment-0", role="environment", start=0, controller="", network=network, setup=b"")
-    service = SimpleNamespace(spec=spec, kv_used=None)
+    service = SimpleNamespace(spec=spec, kv_used=None, parked=0)
     with pytest.raises(EOFError):
         await node._beat(service, Controller())  # type: ignore[arg-type]  # what it reads, and calls only
     assert beats[0].loop_lag == 0

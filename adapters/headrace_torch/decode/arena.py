@@ -7,6 +7,7 @@ step works on views and never gathers. Unused entries are finite, because attent
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,8 +21,26 @@ _LEAST_ROWS = 8
 _LEAST_LENGTH = 64
 
 
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """``rows`` sequences, with room for ``length`` tokens each."""
+
+    rows: int
+    length: int
+
+    @property
+    def tokens(self) -> int:
+        """Of all."""
+        return self.rows * self.length
+
+    def joined(self, length: int) -> Shape:
+        """With one more sequence, of so many tokens."""
+        return Shape(self.rows + 1, max(self.length, length))
+
+
 class KeyValueArena:
-    """Grows to the rows and the length that were asked for, up to ``rows`` x ``length`` tokens."""
+    """Grows to the rows and the length that were asked for, up to ``rows`` x ``length`` tokens. It may be of another
+    shape in the next moment; a change takes the memory of both until what is held has been copied."""
 
     def __init__(self, config: ModelConfig, *, rows: int, length: int, dtype: torch.dtype, device: str) -> None:
         self._config = config
@@ -44,14 +63,41 @@ class KeyValueArena:
         return torch.zeros(shape, dtype=self._dtype, device=self._device)
 
     def reserve(self, *, rows: int, length: int) -> None:
-        """Make room for ``rows`` sequences of ``length`` tokens; doubling keeps copies rare."""
-        if rows <= self.rows and length <= self.length:
+        """Make room for ``rows`` sequences of ``length`` tokens."""
+        self.become(self.grown(Shape(rows, length)))
+
+    @property
+    def shape(self) -> Shape:
+        """What there is room for."""
+        return Shape(self.rows, self.length)
+
+    def grown(self, need: Shape) -> Shape:
+        """Room for ``need``, and for what there is room for already; doubling keeps copies rare."""
+        if need.rows <= self.rows and need.length <= self.length:
+            return self.shape
+        return Shape(
+            _grown(self.rows, need.rows, least=_LEAST_ROWS, most=self._most_rows),
+            _grown(self.length, need.length, least=_LEAST_LENGTH, most=self._most_length),
+        )
+
+    def covering(self, need: Shape) -> Shape:
+        """The same with no more than that takes."""
+        least = self.least(need)
+        return Shape(max(self.rows, least.rows), max(self.length, least.length))
+
+    def least(self, need: Shape) -> Shape:
+        """Room for ``need`` alone, and for its sequences to grow a little."""
+        length = -(-need.length // _LEAST_LENGTH) * _LEAST_LENGTH
+        return Shape(need.rows, min(length, self._most_length))
+
+    def become(self, shape: Shape) -> None:
+        """Have room for ``shape``, which all that is in use is within."""
+        if shape == self.shape:
             return
-        new_rows = _grown(self.rows, rows, least=_LEAST_ROWS, most=self._most_rows)
-        new_length = _grown(self.length, length, least=_LEAST_LENGTH, most=self._most_length)
-        store = self._allocate(new_rows, new_length)
-        store[:, :, : self.rows, :, : self.length] = self._store
-        self._store, self.rows, self.length = store, new_rows, new_length
+        store = self._allocate(shape.rows, shape.length)
+        rows, length = min(self.rows, shape.rows), min(self.length, shape.length)
+        store[:, :, :rows, :, :length] = self._store[:, :, :rows, :, :length]
+        self._store, self.rows, self.length = store, shape.rows, shape.length
         self.keys = [layer[0].flatten(0, 1) for layer in store]
         self.values = [layer[1].flatten(0, 1) for layer in store]
         self.flat_keys = [layer.flatten(0, 1) for layer in self.keys]

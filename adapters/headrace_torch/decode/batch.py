@@ -15,7 +15,7 @@ from torch import Tensor
 from headrace.contract.columns import Array
 from headrace.contract.generation import GenerationOutput, RequestState
 from headrace.errors import EngineError
-from headrace_torch.decode.arena import KeyValueArena
+from headrace_torch.decode.arena import KeyValueArena, Shape
 from headrace_torch.decode.attention import Prompts, Running, StepAttention, length_bias
 from headrace_torch.decode.flat import FlatDecoder
 from headrace_torch.decode.order import segments, sorting_moves
@@ -38,9 +38,7 @@ class VersionBatch:
         self._dtype = weight.dtype
         self._kv_heads = model.config.num_key_value_heads
         self._rows = Rows(slots, version=version, max_length=max_length)
-        self._arena = KeyValueArena(
-            model.config, rows=slots, length=max_length, dtype=weight.dtype, device=self._device
-        )
+        self.arena = KeyValueArena(model.config, rows=slots, length=max_length, dtype=weight.dtype, device=self._device)
         self.prefilled_tokens = 0
         self._streaming = 0
         self._changed = False
@@ -53,6 +51,12 @@ class VersionBatch:
     def running(self) -> int:
         """Sequences being decoded."""
         return self._rows.count
+
+    @property
+    def shape(self) -> Shape:
+        """What its sequences need room for in the next step."""
+        rows = self._rows
+        return Shape(rows.count, int(rows.position[: rows.count].max(initial=-1)) + 1)
 
     @property
     def cached_tokens(self) -> int:
@@ -98,11 +102,18 @@ class VersionBatch:
         """Let a sequence go, to go on elsewhere; None when it is not here."""
         for row, request in enumerate(self._rows.requests):
             if request.request_id == request_id:
-                kv = self._arena.read(row, length=int(self._rows.position[row]))
+                kv = self.arena.read(row, length=int(self._rows.position[row]))
                 state = self._rows.state(row, fingerprint=fingerprint, kv=kv)
                 self._remove([row])
                 return state
         return None
+
+    def park(self) -> RequestState:
+        """Let the youngest sequence go, to go on here later."""
+        youngest = int(self._rows.generated[: self._rows.count].argmin())
+        state = self.take(self._rows.requests[youngest].request_id, fingerprint="")
+        assert state is not None, "it runs here"
+        return state
 
     def _append(self, states: Sequence[RequestState]) -> None:
         """New rows, with the keys and values that they bring."""
@@ -113,9 +124,9 @@ class VersionBatch:
         self._streaming += sum(state.request.stream for state in states)
         self._changed = True
         if states[0].kv:
-            self._arena.reserve(rows=self._rows.count, length=int(self._rows.position[first : self._rows.count].max()))
+            self.arena.reserve(rows=self._rows.count, length=int(self._rows.position[first : self._rows.count].max()))
             for row, state in enumerate(states, start=first):
-                self._arena.write(row, state.kv)
+                self.arena.write(row, state.kv)
 
     def _remove(self, gone: list[int]) -> None:
         self._streaming -= sum(self._rows.requests[row].stream for row in gone)
@@ -132,7 +143,7 @@ class VersionBatch:
 
     def _move(self, sources: list[int], targets: list[int]) -> None:
         if sources:
-            self._arena.move(sources, targets, length=int(self._rows.position[targets].max()))
+            self.arena.move(sources, targets, length=int(self._rows.position[targets].max()))
 
     def _hidden(self, tokens: Array, positions: Array, joining: Sequence[Array]) -> Tensor:
         """[n, d]: the last hidden state of every row. ``tokens``, ``positions``: of the rows whose keys and values are
@@ -144,7 +155,7 @@ class VersionBatch:
             tokens = np.concatenate([tokens, *joining])
             positions = np.concatenate([positions, _ramps(lengths)])
             owners = np.concatenate([owners, np.repeat(np.arange(running, self._rows.count), lengths)])
-        self._arena.reserve(rows=self._rows.count, length=int(positions.max()) + 1)
+        self.arena.reserve(rows=self._rows.count, length=int(positions.max()) + 1)
         attention = self._attention(running, positions, owners, lengths)
         hidden = self.model.hidden(self._tensor(tokens), self._tensor(positions), attention)
         if not joining:
@@ -154,9 +165,9 @@ class VersionBatch:
 
     def _attention(self, running: int, positions: Array, owners: Array, lengths: Array) -> StepAttention:
         heads = owners[:, None] * self._kv_heads + np.arange(self._kv_heads)
-        write_index = (heads * self._arena.length + positions[:, None]).reshape(-1)
+        write_index = (heads * self.arena.length + positions[:, None]).reshape(-1)
         return StepAttention(
-            arena=self._arena,
+            arena=self.arena,
             write_index=self._tensor(write_index),
             running=self._segments(positions[:running] + 1) if running else (),
             prompts=self._prompts(running, lengths) if len(lengths) else None,

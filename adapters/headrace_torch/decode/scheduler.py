@@ -2,17 +2,23 @@
 
 Invariants: requests are admitted in the order they were submitted, whatever their version, but those that had begun
 elsewhere go first; all versions together never run more than ``slots`` sequences.
+
+Where memory for keys and values is bounded, sequences that grow beyond it are *parked*: the youngest of the newest
+version leaves, with its keys and values in host memory, and is the first to join when there is room (the hierarchical
+memory of DORA, arXiv 2604.26256). Nothing is computed again for that, and what is oldest finishes first.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from headrace.contract.columns import Array
 from headrace.contract.generation import FinishReason, GenerationOutput, RequestState
+from headrace_torch.decode.arena import KeyValueArena, Shape
 from headrace_torch.decode.batch import VersionBatch
 from headrace_torch.decode.rows import spans_between
 from headrace_torch.decode.scoring import token_logprobs
@@ -23,14 +29,18 @@ _PROMPT_TOKENS_PER_STEP = 8192
 
 
 class Scheduler:
-    """Continuous batching over several policy versions."""
+    """Continuous batching over several policy versions. ``kv_tokens``: that there is memory for, ``max_length`` at
+    least; None: for all slots at full length, under each version."""
 
-    def __init__(self, *, slots: int, max_length: int) -> None:
+    def __init__(self, *, slots: int, max_length: int, kv_tokens: int | None = None) -> None:
         self._slots = slots
         self._max_length = max_length
+        self._kv_tokens = kv_tokens
         self._waiting: deque[RequestState] = deque()
         self._batches: dict[int, VersionBatch] = {}
         self.generated_tokens = 0
+        self.parked = 0
+        """How often a sequence was, since the start."""
         self._retired_prefilled = 0
 
     @property
@@ -40,7 +50,10 @@ class Scheduler:
 
     @property
     def kv_used(self) -> float:
-        """Share of what all slots hold at full length: slots that are all busy are not short of memory."""
+        """Share of what there is memory for; where that is unbounded, of what all slots hold at full length: slots that
+        are all busy are not short of memory."""
+        if self._kv_tokens is not None:
+            return min(1.0, self._tokens(self._shapes()) / self._kv_tokens)  # of what the next step would take
         cached = sum(batch.cached_tokens for batch in self._batches.values())
         return cached / (self._slots * self._max_length)
 
@@ -82,7 +95,7 @@ class Scheduler:
         for state in self._waiting:
             if state.request.request_id == request_id:
                 self._waiting.remove(state)
-                return state
+                return replace(state, fingerprint=fingerprint) if state.kv else state
         return None
 
     def put_back(self, state: RequestState | None) -> None:
@@ -106,6 +119,7 @@ class Scheduler:
     @torch.inference_mode()
     def step(self) -> list[GenerationOutput]:
         """One token for every running sequence, after filling the free slots."""
+        self._park()
         joining = self._admit()
         outputs: list[GenerationOutput] = []
         for version, batch in self._batches.items():
@@ -119,17 +133,58 @@ class Scheduler:
         free = self._slots - self.running
         budget = _PROMPT_TOKENS_PER_STEP
         joining: dict[int, list[RequestState]] = {}
+        shapes = self._shapes()
         while self._waiting and free and (budget >= _to_prefill(self._waiting[0]) or not joining):
-            state = self._waiting.popleft()
-            joining.setdefault(state.request.version, []).append(state)
+            version, known = self._waiting[0].request.version, _known(self._waiting[0])
+            wanted = shapes | {version: shapes[version].joined(known)}
+            if not self._is_room_for(wanted):
+                break
+            state, shapes = self._waiting.popleft(), wanted
+            joining.setdefault(version, []).append(state)
             free -= 1
             budget -= _to_prefill(state)
+        self._share_memory(shapes)
         return joining
+
+    # ------------------------------------------------------------ memory
+
+    def _shapes(self) -> dict[int, Shape]:
+        """Version → what its running sequences need room for in the next step."""
+        return {version: batch.shape for version, batch in self._batches.items()}
+
+    def _tokens(self, shapes: Mapping[int, Shape]) -> int:
+        return sum(self._batches[version].arena.least(shape).tokens for version, shape in shapes.items())
+
+    def _is_room_for(self, shapes: Mapping[int, Shape]) -> bool:
+        return self._kv_tokens is None or self._tokens(shapes) <= self._kv_tokens
+
+    def _park(self) -> None:
+        while not self._is_room_for(self._shapes()):
+            newest = max(version for version, batch in self._batches.items() if batch.running)
+            self._waiting.appendleft(self._batches[newest].park())
+            self.parked += 1
+
+    def _share_memory(self, shapes: Mapping[int, Shape]) -> None:
+        """Each version gets as much more than it needs as there is."""
+        if self._kv_tokens is None:
+            return
+        needs = [(self._batches[version].arena, need) for version, need in shapes.items()]
+        for ample in (KeyValueArena.grown, KeyValueArena.covering, KeyValueArena.least):
+            given = [(arena, ample(arena, need)) for arena, need in needs]
+            if sum(shape.tokens for _, shape in given) <= self._kv_tokens:
+                break
+        for arena, shape in sorted(given, key=lambda each: each[1].tokens - each[0].shape.tokens):
+            arena.become(shape)
 
 
 def _to_prefill(state: RequestState) -> int:
     """Tokens."""
-    return 0 if state.kv else len(state.request.prompt) + len(state.token_ids)
+    return 0 if state.kv else _known(state)
+
+
+def _known(state: RequestState) -> int:
+    """Tokens of prompt and answer."""
+    return len(state.request.prompt) + len(state.token_ids)
 
 
 def _last(state: RequestState, reason: FinishReason) -> GenerationOutput:

@@ -29,6 +29,7 @@ class SessionOptions:
     threads: int
     slots: int
     max_length: int | None
+    kv_tokens: int | None
     dtype: str
     device: str
 
@@ -63,13 +64,19 @@ def open_session(
             origin=f"{options.name}, {options.model_path}",
             fix=f"set max_length to at most {config.max_position_embeddings}, or leave it out",
         )
+    if options.kv_tokens is not None and options.kv_tokens < max_length:
+        raise EngineError(
+            f"kv_tokens {options.kv_tokens} is memory for less than one sequence of max_length {max_length}",
+            origin=options.name,
+            fix=f"set kv_tokens to at least {max_length}, or leave it out",
+        )
     if options.device == "cuda" and not torch.cuda.is_available():
         raise EngineError(
             "device 'cuda' was asked for and torch sees none", origin=options.name, fix='set device = "cpu"'
         )
     dtype = _DTYPES[options.dtype]
     model = load_model(options.model_path, dtype=dtype, device=options.device).requires_grad_(False)
-    scheduler = Scheduler(slots=options.slots, max_length=max_length)
+    scheduler = Scheduler(slots=options.slots, max_length=max_length, kv_tokens=options.kv_tokens)
     scheduler.install(options.version, model)
     worker = DecodeWorker(scheduler, name=options.name, threads=options.threads, deliver=deliver, closed=closed)
     worker.start()

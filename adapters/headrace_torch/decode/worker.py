@@ -27,6 +27,7 @@ class DecodeStatus:
     kv_used: float = 0.0
     generated_tokens: int = 0
     prefilled_tokens: int = 0
+    parked: int = 0
 
 
 class DecodeWorker:
@@ -93,6 +94,7 @@ class DecodeWorker:
             kv_used=scheduler.kv_used,
             generated_tokens=scheduler.generated_tokens,
             prefilled_tokens=scheduler.prefilled_tokens,
+            parked=scheduler.parked,
         )
         if outputs:
             self._deliver(outputs)

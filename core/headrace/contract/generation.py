@@ -140,5 +140,7 @@ class EngineHealth:
     """Since start."""
     prefilled_tokens: int = 0
     """Since start: tokens of prompts, and of answers that came without keys and values (:class:`RequestState`)."""
+    parked: int = 0
+    """Since start: how often a request was set aside in host memory, with its keys and values, for want of room."""
     digests: dict[int, str] = field(default_factory=dict)
     """Digest of the weights received per live version (:class:`WeightManifest`); none for those it started with."""

@@ -74,6 +74,8 @@ def _tiles(data: RunData, result: AuditResult) -> Iterator[tuple[str, str]]:
         yield "staleness, mean", f"{mean:.2f} <small>max {max(counts)} of {bound}</small>"
     if moves := result.summary["moves"]:
         yield "moved while generating", f"{moves:,} <small>{result.summary['prefilled_again']:,} tokens again</small>"
+    if parked := sum(r.values.get("rollout/parked", 0) for r in data.metrics):
+        yield "parked in host memory", f"{parked:,.0f} <small>times, for want of room for keys and values</small>"
     if result.summary["interrupting"]:
         mixed, interrupted = result.summary["mixed"], result.summary["interrupted"]
         again = f"{interrupted:,} interruptions, {result.summary['prefilled_again']:,} tokens again"

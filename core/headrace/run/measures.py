@@ -57,6 +57,7 @@ class Measures:
                 "rollout/moves": tally.moves,
                 "rollout/failed_moves": tally.failed_moves,
                 "rollout/tokens_prefilled_again": tally.prefilled_again,
+                "rollout/parked": tally.parked,
                 "rollout/interrupted": tally.interrupted,
                 "rollout/mixed": tally.mixed,
                 "update/transfer_seconds": tally.transfer_seconds,

@@ -112,6 +112,7 @@ class Controller:
         self.supervisor.heartbeat(beat)
         self._fleet.heard(beat)
         self.tally.loop_lag = max(self.tally.loop_lag, beat.loop_lag)
+        self.tally.parked += beat.parked
         if beat.loop_lag > LAG_ALARM and beat.node not in self._slow:
             self._slow.add(beat.node)
             self._notice(

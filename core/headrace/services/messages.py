@@ -62,6 +62,8 @@ class Heartbeat(Message, frozen=True):
     """Seconds by which the node's event loop was late since the last heartbeat, at most."""
     kv_used: float | None = None
     """Share of an instance's memory for keys and values; None for other nodes."""
+    parked: int = 0
+    """Requests that an instance set aside in host memory since the last heartbeat."""
 
 
 # ---------------------------------------------------------------- rollout nodes

@@ -44,6 +44,8 @@ class NodeService(ABC):
         """Set when a background task failed: the node then ends with that error."""
         self.kv_used: float | None = None
         """Told with every heartbeat."""
+        self.parked = 0
+        """Told with the next heartbeat, which begins the count anew."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     @abstractmethod
@@ -126,9 +128,10 @@ async def _beat(service: NodeService, controller: Client) -> None:
     """Heartbeats until the controller stops answering."""
     lag = 0.0
     while True:
+        parked, service.parked = service.parked, 0
         await controller.call(
             "heartbeat",
-            Heartbeat(node=service.spec.id, loop_lag=lag, kv_used=service.kv_used),
+            Heartbeat(node=service.spec.id, loop_lag=lag, kv_used=service.kv_used, parked=parked),
             deadline=CONTROLLER_DEADLINE,
             awaiting="the controller's answer to a heartbeat",
         )

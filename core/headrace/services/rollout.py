@@ -98,8 +98,12 @@ class RolloutService(NodeService):
 
     async def _look(self) -> None:
         """Apart from the heartbeats that tell it: an engine that is slow to answer must not delay these."""
+        told = 0
         while True:
-            self.kv_used = (await self._engine.health()).kv_used
+            health = await self._engine.health()
+            self.kv_used = health.kv_used
+            self.parked += health.parked - told
+            told = health.parked
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     # ------------------------------------------------------------ generation

@@ -26,6 +26,8 @@ class Tally:
     """Moves that an instance refused, or did not get through with; whoever was to move went on where it was."""
     prefilled_again: int = 0
     """Tokens whose keys and values were computed again after a move or an interruption."""
+    parked: int = 0
+    """Requests set aside in host memory, with their keys and values, for want of room at their instance."""
     interrupted: int = 0
     """Answers that went on under a newer version in the middle."""
     mixed: int = 0
@@ -54,6 +56,6 @@ class Tally:
     def clear(self) -> None:
         """It has been read."""
         self.response_tokens = self.uninformative = self.moves = self.failed_moves = self.prefilled_again = 0
-        self.interrupted = self.mixed = 0
+        self.interrupted = self.mixed = self.parked = 0
         self.loop_lag = self.transfer_seconds = self.pause_seconds = self.resume_seconds = self.stopped_seconds = 0.0
         self.failed.clear()

@@ -124,6 +124,15 @@ def test_the_page_tells_the_verdict_the_books_the_job_and_the_answers(page: str,
     assert '<td class="answer">sort gfeh =</td>' in page
 
 
+def test_the_page_tells_how_often_requests_were_parked(run_dir: Path, no_plotly_js: None) -> None:
+    assert "parked in host memory" not in write_report(run_dir).read_text(encoding="utf-8")
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    for record in records[:2]:
+        record["rollout/parked"] = 3
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert "parked in host memory</dt>" in write_report(run_dir).read_text(encoding="utf-8")
+
+
 def test_a_failed_audit_is_told_in_the_first_line(simulate: Any, tmp_path: Path, no_plotly_js: None) -> None:
     run = simulate(steps=2)
     next(e for e in run.events if e["kind"] == "instance_version")["digest"] = "beef"

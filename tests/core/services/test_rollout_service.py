@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,8 +28,9 @@ from headrace.contract import (
 )
 from headrace.contract.generation import empty_tokens
 from headrace.registry import PluginSpec
+from headrace.services import node, rollout
 from headrace.services.interruptions import Interruptions
-from headrace.services.messages import NodeSpec, RolloutSetup, VersionCall
+from headrace.services.messages import Heartbeat, NodeSpec, RolloutSetup, VersionCall
 from headrace.services.request_messages import GenerateCall
 from headrace.services.requests import Requests
 from headrace.services.rollout import RolloutService
@@ -52,6 +54,7 @@ class SlowToEnd(InferenceEngine, MultiVersion):
         self.open: dict[str, int] = {}
         self.aborted: list[str] = []
         self.retired: list[int] = []
+        self.parked = 0
         self._outputs: asyncio.Queue[list[GenerationOutput]] = asyncio.Queue()
 
     def end(self, request_id: str, reason: FinishReason = "aborted") -> None:
@@ -86,7 +89,7 @@ class SlowToEnd(InferenceEngine, MultiVersion):
         raise NotImplementedError
 
     async def health(self) -> EngineHealth:
-        raise NotImplementedError
+        return EngineHealth(versions=(7,), running=0, waiting=0, kv_used=0.5, generated_tokens=0, parked=self.parked)
 
     async def retire(self, version: int) -> None:
         assert version not in self.open.values(), "a version with an open request was retired"
@@ -162,3 +165,25 @@ async def test_a_completion_has_the_engines_tokens_and_frees_its_version(service
     assert [span.version for span in completion.spans] == [7]
     await service.retire_version(VersionCall(version=7))
     assert engine.retired == [7]
+
+
+async def test_each_heartbeat_tells_what_was_parked_since_the_one_before(
+    service: RolloutService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, beats = service._engine, list[Heartbeat]()
+    assert isinstance(engine, SlowToEnd)
+
+    class Controller:
+        async def call(self, method: str, beat: Heartbeat, **_: Any) -> None:
+            beats.append(beat)
+            engine.parked = {5: 3, 10: 7}.get(len(beats), engine.parked)
+            if len(beats) == 20:
+                raise EOFError
+
+    monkeypatch.setattr(rollout, "HEARTBEAT_SECONDS", 0)
+    monkeypatch.setattr(node, "HEARTBEAT_SECONDS", 0)
+    service.supervise(service._look(), "engine health")
+    with pytest.raises(EOFError):
+        await node._beat(service, Controller())  # type: ignore[arg-type]  # what it calls only
+    assert [beat.parked for beat in beats if beat.parked] == [3, 4]
+    assert beats[-1].kv_used == 0.5
