@@ -2,40 +2,56 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from headrace.contract import Region
-from headrace.dataplane.messages import Noted, Put
+from headrace.dataplane.messages import Note, Noted, Put
 from headrace.dataplane.schema import Schema
 from headrace.wire import Promise
 
 
 class Pending:
-    """A put that is not kept yet. ``note``: what the ledger is told of it; ``nbytes``: of all its values; ``region``:
-    where they lie already, if they do."""
+    """A put that is not kept yet. ``region``: where its values lie already, if they do."""
 
     __slots__ = ("_end", "_promise", "nbytes", "note", "put", "region", "schema")
 
-    def __init__(self, put: Put, schema: Schema, region: Region | None) -> None:
-        """ContractError where it is not what the schema says."""
-        self.put, self.schema, self.region = put, schema, region
-        self.note, self.nbytes = schema.check(put)
+    schema: Schema
+    """What it was compared with."""
+    note: Note
+    """What the ledger is told of it."""
+    nbytes: int
+    """Of all its values."""
+
+    def __init__(self, put: Put, region: Region | None) -> None:
+        self.put, self.region = put, region
         self._end: Noted | BaseException | None = None
         self._promise: Promise[Noted] | None = None
 
+    def check(self, schema: Schema) -> None:
+        """ContractError where it is not what the schema says."""
+        self.note, self.nbytes = schema.check(self.put)
+        self.schema = schema
+
     @property
     def given_up(self) -> bool:
-        """Nobody waits for it any more."""
+        """Nobody waits for it any more, as was said."""
         return self._promise is not None and self._promise.done()
 
-    def answer(self) -> Noted | asyncio.Future[Noted]:
-        """What became of it, or a promise of that. Asked for once."""
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for it, as far as can be found out."""
+        return self._promise is None or self._promise.is_awaited()
+
+    def answer(self) -> Noted | Promise[Noted]:
+        """What became of it, or a promise of that."""
         if self._end is None:
-            self._promise = Promise()
-            return self._promise
+            return self.promise()
         if isinstance(self._end, BaseException):
             raise self._end
         return self._end
+
+    def promise(self) -> Promise[Noted]:
+        """Of what becomes of it, which nobody knows yet."""
+        if self._promise is None:
+            self._promise = Promise()
+        return self._promise
 
     def end(self, end: Noted | BaseException) -> None:
         """It is kept, or why not."""

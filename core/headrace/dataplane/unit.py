@@ -2,7 +2,8 @@
 
 A put is answered after the ledger knows of the rows and the storage keeps them. When the unit is full, puts of new
 rows wait in order until rows are deleted; new columns of rows that are there never wait, since it is them that lets
-rows leave. Invariant: a value is kept only when the ledger has taken the row.
+rows leave. One that waits, and whose producer is gone, is dropped. Invariant: a value is kept only when the ledger has
+taken the row.
 """
 
 from __future__ import annotations
@@ -55,7 +56,6 @@ class UnitService:
         """Word to the ledger that is under way."""
         self.refused: Mapping[str, int] = {}
         """What the server turned away that serves the unit; said by whoever makes it."""
-        self._retaking: set[asyncio.Task[None]] = set()
         self._deleted: list[list[int]] = []
         """Rows that left the ledger meanwhile, and that it may have taken with that word."""
 
@@ -83,32 +83,33 @@ class UnitService:
         """Keep values. ContractError, and nothing kept, when they are not what the partition's schema says."""
         return self._take(put)
 
-    def _take(self, put: Put, region: Region | None = None, learned: Schema | None = None) -> Any:
-        """``learned``: the partition's schema, if it was just asked for."""
-        schema = learned or self._schemas.get(put.partition)
+    def _take(self, put: Put, region: Region | None = None) -> Any:
+        pending = Pending(put, region)
+        self._admit(pending)
+        return pending.answer()
+
+    def _admit(self, pending: Pending, *, learned: bool = False) -> None:
+        """Go on with a put, or have it wait for room. ``learned``: its partition's schema was just asked for."""
+        put, schema = pending.put, self._schemas.get(pending.put.partition)
+        try:
+            if schema is not None:
+                pending.check(schema)
+        except HeadraceError as error:
+            if learned:
+                self._end(pending, error)
+                return
+            schema = None  # there may be another partition of this name by now
         if schema is None:
-            return self._learn(put, region)
-        try:
-            pending = Pending(put, schema, region)
-        except HeadraceError:
-            if learned is None:  # there may be another partition of this name by now
-                return self._learn(put, region)
-            self._discard(region)
-            raise
-        try:
-            new = put.rows is None or put.fresh
-            room = not (new and self._capacity) or self._has_room(pending.nbytes)
-        except HeadraceError:
-            self._discard(region)
-            raise
-        if room:
+            self._learn(pending)
+            return
+        new = put.rows is None or put.fresh
+        if not (new and self._capacity) or self._has_room(pending.nbytes):
             self._note(pending)
-            return pending.answer()
-        self._full.append(pending)
-        promise = pending.answer()
-        assert isinstance(promise, asyncio.Future)
-        promise.add_done_callback(lambda _: self._leave(pending))
-        return promise
+        elif pending.nbytes > self._capacity:
+            self._end(pending, _too_large(pending.nbytes, self._capacity))
+        else:
+            self._full.append(pending)
+            pending.promise().add_done_callback(lambda _: self._leave(pending))
 
     def _leave(self, pending: Pending) -> None:
         """One that waited for room has gone on, or given up."""
@@ -117,43 +118,48 @@ class UnitService:
             self._discard(pending.region)
             self._go_on()
 
+    def _end(self, pending: Pending, error: BaseException) -> None:
+        """It is not kept."""
+        self._discard(pending.region)
+        pending.end(error)
+
     def _discard(self, region: Region | None) -> None:
         """A put ends, and its values are not kept where they lie."""
 
     def _has_room(self, nbytes: int) -> bool:
-        if nbytes > self._capacity:
-            raise RunError(
-                f"a put of {nbytes} bytes can never fit a storage unit of {self._capacity}",
-                fix="put fewer rows at once, or give the unit a larger capacity",
-            )
+        if self._full:
+            self._go_on()
         return not self._full and self._fits(nbytes)
 
     def _fits(self, nbytes: int) -> bool:
         return self._storage.stats().nbytes + self._coming + nbytes <= self._capacity
 
-    def _learn(self, put: Put, region: Region | None) -> Any:
+    def _learn(self, pending: Pending) -> None:
         """The first of a partition, or one that its schema does not fit: ask for the schema."""
         try:
-            described = self._ledger.describe(put.partition)
-        except HeadraceError:
-            self._discard(region)
-            raise
+            described = self._ledger.describe(pending.put.partition)
+        except HeadraceError as error:
+            self._end(pending, error)
+            return
         if isinstance(described, asyncio.Future):
-            return asyncio.ensure_future(self._learn_later(put, region, described))
-        return self._take(put, region, self._learned(described))
+            described.add_done_callback(lambda done: self._heard_schema(pending, done))
+        else:
+            self._learned(pending, described)
 
-    def _learned(self, described: Described) -> Schema:
-        schema = self._schemas[described.spec.name] = Schema(described.spec, made=described.made)
-        return schema
+    def _heard_schema(self, pending: Pending, described: asyncio.Future[Described]) -> None:
+        error = _closed() if described.cancelled() else described.exception()
+        if error is None:
+            self._learned(pending, described.result())
+        else:
+            self._end(pending, error)
 
-    async def _learn_later(self, put: Put, region: Region | None, described: asyncio.Future[Described]) -> Noted:
+    def _learned(self, pending: Pending, described: Described) -> None:
         try:
-            schema = self._learned(await described)
-        except BaseException:  # cancelled too: nobody else gives the region back; raised again
-            self._discard(region)
-            raise
-        noted: Noted = await settled(self._take(put, region, schema))
-        return noted
+            self._schemas[described.spec.name] = Schema(described.spec, made=described.made)
+        except HeadraceError as error:
+            self._end(pending, error)
+            return
+        self._admit(pending, learned=True)
 
     def _note(self, pending: Pending) -> None:
         self._coming += pending.nbytes
@@ -162,10 +168,15 @@ class UnitService:
             self._tell()
 
     def _tell(self) -> None:
-        """One word at a time: what comes in while a ledger elsewhere is busy goes into the next."""
+        """One word at a time: what comes in while a ledger elsewhere is busy goes into the next, unless its producer
+        gave up meanwhile, and puts it again."""
         noting, self._noting = self._noting, []
-        self._turn += 1
-        self._say(Notes(self._number, [pending.note for pending in noting], self._turn), noting)
+        if given_up := [pending for pending in noting if pending.given_up]:
+            self._refused(given_up, _gone())
+            noting = [pending for pending in noting if not pending.given_up]
+        if noting:
+            self._turn += 1
+            self._say(Notes(self._number, [pending.note for pending in noting], self._turn), noting)
 
     def _say(self, notes: Notes, noting: list[Pending]) -> None:
         try:
@@ -181,7 +192,7 @@ class UnitService:
             self._keep_all(noting, noted)
 
     def _heard(self, call: asyncio.Future[list[Noted]], notes: Notes, noting: list[Pending]) -> None:
-        error = RunError("the unit was closed") if call.cancelled() else call.exception()
+        error = _closed() if call.cancelled() else call.exception()
         if isinstance(error, DeadlineError):  # the ledger may have taken the rows: what it answered is to be known
             self._say(notes, noting)
             return
@@ -203,8 +214,7 @@ class UnitService:
 
     def _refuse(self, pending: Pending, error: BaseException) -> None:
         self._coming -= pending.nbytes
-        self._discard(pending.region)
-        pending.end(error)
+        self._end(pending, error)
 
     def _keep_all(self, noting: list[Pending], noted: list[Noted]) -> None:
         partitions = set()
@@ -225,15 +235,7 @@ class UnitService:
     def _again(self, pending: Pending) -> None:
         """A put whose partition is another one by now."""
         self._coming -= pending.nbytes
-        retaking = asyncio.ensure_future(self._retake(pending))
-        self._retaking.add(retaking)
-        retaking.add_done_callback(self._retaking.discard)
-
-    async def _retake(self, pending: Pending) -> None:
-        try:
-            pending.end(await settled(self._learn(pending.put, pending.region)))
-        except HeadraceError as error:
-            pending.end(error)
+        self._learn(pending)
 
     def _keep(self, pending: Pending, noted: Noted) -> None:
         self._coming -= pending.nbytes
@@ -244,9 +246,8 @@ class UnitService:
         try:
             self._store(pending, rows, kept)
         except Exception as error:  # of a plugin: whoever put it is told, and the ledger
-            self._discard(pending.region)
             self._unkept(pending, rows if kept is None else rows[kept])
-            pending.end(error)
+            self._end(pending, error)
             return
         self._traffic.add(PUT, pending.put.partition, pending.put.columns)
         pending.end(noted)
@@ -315,13 +316,17 @@ class UnitService:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Puts for which there is room now."""
-        while self._full and self._fits(self._full[0].nbytes):
-            pending = self._full.popleft()
-            if pending.given_up:
-                self._discard(pending.region)
+        """Puts for which there is room now. One whose producer is gone is not kept, and holds nobody up."""
+        while self._full:
+            first = self._full[0]
+            if not first.is_awaited():
+                self._full.popleft()
+                self._end(first, _gone())
+            elif self._fits(first.nbytes):
+                self._full.popleft()
+                self._note(first)
             else:
-                self._note(pending)
+                return
 
     @rpc
     def unit_stats(self, request: None) -> StorageStats:
@@ -345,12 +350,8 @@ class UnitService:
 
     async def close(self) -> None:
         """Waiting producers are told."""
-        for retaking in self._retaking:
-            retaking.cancel()
         while self._full:
-            pending = self._full.popleft()
-            self._discard(pending.region)
-            pending.end(RunError("the storage unit was closed while a put waited for room"))
+            self._end(self._full.popleft(), RunError("the storage unit was closed while a put waited for room"))
         self._storage.close()
 
 
@@ -358,6 +359,21 @@ class UnitService:
 def stored_names(partition: str, columns: tuple[str, ...]) -> tuple[str, ...]:
     """What a storage calls columns, in whose own names is no slash: partitions may name different kinds alike."""
     return tuple(f"{partition}/{column}" for column in columns)
+
+
+def _too_large(nbytes: int, capacity: int) -> RunError:
+    return RunError(
+        f"a put of {nbytes} bytes can never fit a storage unit of {capacity}",
+        fix="put fewer rows at once, or give the unit a larger capacity",
+    )
+
+
+def _gone() -> RunError:
+    return RunError("whoever put these rows is gone")
+
+
+def _closed() -> RunError:
+    return RunError("the unit was closed")
 
 
 def lost_rows(error: KeyError) -> LostRowsError:

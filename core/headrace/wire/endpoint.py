@@ -64,6 +64,11 @@ class Endpoint:
                 self._look()
         return True
 
+    def reaches(self, frames: Sequence[Buffer]) -> bool:
+        """:meth:`send`, when the socket has taken note of every peer that has left by now."""
+        self._socket.get(_EVENTS)
+        return self.send(frames)
+
     @property
     def closed(self) -> bool:
         """Whether :meth:`close` was called."""

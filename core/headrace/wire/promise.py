@@ -11,16 +11,22 @@ T = TypeVar("T")
 
 class Promise(asyncio.Future[T]):
     """A future of the running loop that also calls back at once when it ends, not in the loop's next turn: what was
-    waited for leaves before the answer to the call that brought it."""
+    waited for leaves before the answer to the call that brought it. And it knows whether its caller is still there."""
 
     def __init__(self) -> None:
         super().__init__(loop=asyncio.get_running_loop())
         self._told: Callable[[], None] | None = None
+        self._has_caller: Callable[[], bool] | None = None
 
-    def at_end(self, told: Callable[[], None]) -> None:
+    def at_end(self, told: Callable[[], None], *, has_caller: Callable[[], bool]) -> None:
         """Call ``told`` as soon as there is a result or an exception, or it was cancelled; for one that has not ended.
-        It must not raise, nor touch whoever ends the promise."""
-        self._told = told
+        It must not raise, nor touch whoever ends the promise. ``has_caller``: whether anybody would hear the answer."""
+        self._told, self._has_caller = told, has_caller
+
+    def is_awaited(self) -> bool:
+        """Whether it has not ended, and whoever asked is not known to be gone: one that was killed neither cancels nor
+        says good-bye. Costs a message."""
+        return not self.done() and (self._has_caller is None or self._has_caller())
 
     def set_result(self, result: T) -> None:
         super().set_result(result)

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 _decode = msgspec.msgpack.Decoder(Call[msgspec.Raw] | Cancel).decode
 _encode = msgspec.msgpack.Encoder().encode
 
+_TO_NO_CALL = _encode(Reply(0, None))
+"""Calls are counted from 1 on: whoever gets this passes over it."""
 _LINGER_MS = 200
 """So that the reply to a call that ends the server still leaves it."""
 
@@ -170,7 +172,7 @@ class Server:
                 self._raised(key, method, error)
 
         if isinstance(answer, Promise):
-            answer.at_end(ended)
+            answer.at_end(ended, has_caller=lambda: self._reaches(key[0]))
         else:
             answer.add_done_callback(lambda _: ended())
 
@@ -219,6 +221,10 @@ class Server:
     def _fail(self, key: tuple[bytes, int], error: HeadraceError) -> None:
         failure: Failure = to_failure(key[1], error)
         self._send(key, _encode(failure))
+
+    def _reaches(self, route: bytes) -> bool:
+        """Whether a client is there, as far as ZeroMQ knows, which says so only when something is sent."""
+        return self._endpoint is not None and not self._endpoint.closed and self._endpoint.reaches([route, _TO_NO_CALL])
 
     def _send(self, key: tuple[bytes, int], message: Buffer, arrays: Sequence[Buffer] = ()) -> bool:
         """Whether it is on its way."""

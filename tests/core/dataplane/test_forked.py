@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import select
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +13,9 @@ from headrace.dataplane import ColumnSchema, DataPlane, Partition, PartitionSpec
 from headrace.dataplane.shared import SHARED_BYTES
 from headrace_storage.shared_memory import SharedMemoryStorage
 from support.data_plane import Services
+from support.forks import Fork
 
 SPEC = PartitionSpec("phase", {"image": ColumnSchema("uint8", (SHARED_BYTES,))}, {"train": ("image",)})
-PATIENCE = 30.0
 
 
 @pytest.fixture
@@ -28,26 +26,6 @@ def services(tmp_path: Path) -> Iterator[Services]:
     running = Services(sockets, own=SharedMemoryStorage(table))
     yield running
     running.close()
-
-
-def said_by_a_fork(work: Callable[[], object]) -> str:
-    """What ``work`` raises there, or returns; "silence" when it does neither in time."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            said = f"returned {work()!r}"
-        except BaseException as error:
-            said = f"{type(error).__name__}: {error}"
-        os.write(writing, said.encode())
-        os._exit(0)
-    os.close(writing)
-    answered, _, _ = select.select([reading], [], [], PATIENCE)
-    said = os.read(reading, 4096).decode() if answered else "silence"
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    os.close(reading)
-    return said
 
 
 def put(partition: Partition) -> list[int]:
@@ -68,11 +46,11 @@ def test_a_data_plane_inherited_through_fork_is_refused_at_once_and_stays_its_ma
         lambda: partition.acknowledge(held),
         lambda: plane.partition("phase"),
     ):
-        said = said_by_a_fork(work)
+        said = Fork(work).said()
         assert said.startswith("WireError: the client of ")
         assert f"was made by process {os.getpid()}, from which this one was forked" in said
         assert "fix:  make another in this process" in said
-    assert said_by_a_fork(plane.close) == "returned None"
+    assert Fork(plane.close).said() == "returned None"
     assert list(tmp_path.rglob("client-*")), "the unit still takes values that its maker writes to shared memory"
     rows = put(partition)
     assert partition.get(held).dense("image").sum() == 0
@@ -82,7 +60,7 @@ def test_a_data_plane_inherited_through_fork_is_refused_at_once_and_stays_its_ma
 
 def test_a_process_that_was_forked_makes_a_data_plane_of_its_own(services: Services) -> None:
     put(services.plane().create(SPEC))
-    said = said_by_a_fork(lambda: DataPlane(services.ledger).partition("phase").lease("train", 1).tokens.tolist())
+    said = Fork(lambda: DataPlane(services.ledger).partition("phase").lease("train", 1).tokens.tolist()).said()
     assert said == "returned [0]"
 
 
@@ -90,10 +68,10 @@ def test_a_stream_inherited_through_fork_is_refused_at_once_and_stays_its_makers
     partition = services.plane().create(SPEC)
     put(partition)
     with Stream(lambda: services.plane().partition("phase"), "train", step_groups=1) as stream:
-        said = said_by_a_fork(lambda: next(stream.step()))
+        said = Fork(lambda: next(stream.step())).said()
         assert said.startswith("WireError: the stream of train was made by process ")
         with stream._lock:  # as its thread may at any time
-            assert said_by_a_fork(stream.close) == "returned None"
+            assert Fork(stream.close).said() == "returned None"
         assert len(next(stream.step())) == 1
         stream.acknowledge()
     assert partition.stats().rows == 0

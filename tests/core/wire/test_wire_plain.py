@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import zmq
 
-from headrace.errors import EngineError, RunError
+from headrace.errors import EngineError, RunError, WireError
 from headrace.wire import Client, Promise, Server, encode, ipc_address, rpc
 from headrace.wire.messages import Call, Failure, Reply
 
@@ -82,6 +82,24 @@ async def test_a_promise_that_nobody_waits_for_any_more_is_cancelled(tmp_path: P
         await service.started.wait()
         call.cancel()
         await service.cancelled.wait()
+
+
+async def test_a_promise_knows_whether_its_caller_is_there_still(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (service, client):
+        killed = Client(ipc_address(str(tmp_path), "service"))
+        call = killed.submit("soonest", reply=str, deadline=30)
+        while not hasattr(service, "awaited"):
+            await client.call("triple", 7, reply=int, deadline=5)
+        assert service.awaited.is_awaited()
+        assert await client.call("triple", 7, reply=int, deadline=5) == 21
+        assert not call.done(), "to be looked for is no answer"
+        await killed.close()
+        with pytest.raises(WireError):
+            await call
+        later = Client(ipc_address(str(tmp_path), "service"))
+        assert await later.call("triple", 7, reply=int, deadline=5) == 21
+        assert not service.awaited.is_awaited()
+        await later.close()
 
 
 def message(number: int, method: str, request: object, seconds: float) -> bytes:
