@@ -42,12 +42,11 @@ class AsyncConsumer:
         holding = asyncio.create_task(self._hold(ref), name=f"hold lease {ref.lease}")
         try:
             yield await self._values(granted)
+            await self._tell("acknowledge", ref)
         except BaseException:  # whatever it was, others can have the rows; raised again
             with suppress(HeadraceError):  # the lease may be what ended
                 await self._tell("release", ref)
             raise
-        else:
-            await self._tell("acknowledge", ref)
         finally:
             holding.cancel()
 

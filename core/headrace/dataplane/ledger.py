@@ -40,7 +40,8 @@ from headrace.dataplane.messages import (
     UnitFigures,
     Unkept,
 )
-from headrace.dataplane.partition import PartitionLedger, ended_in_words
+from headrace.dataplane.partition import PartitionLedger
+from headrace.dataplane.refusals import ended_in_words, not_taken
 from headrace.dataplane.schema import check_made, check_spec
 from headrace.dataplane.shards import partition_of
 from headrace.dataplane.unit import UnitService
@@ -48,7 +49,7 @@ from headrace.dataplane.units import Units
 from headrace.errors import ContractError, HeadraceError, LostRowsError, RunError
 from headrace.flow.leases import Lease
 from headrace.wire import Client, rpc
-from headrace.wire.failures import to_failure, unexpected
+from headrace.wire.failures import unexpected
 
 log = logging.getLogger(__name__)
 
@@ -238,11 +239,11 @@ class LedgerService:
                 self._free(partition, partition.left(partition.ledger.take_left()))
             return noted
         except HeadraceError as error:
-            return _not_taken(error)
+            return not_taken(error)
         except Exception as error:
             # The supervisor of notes: one note's bug ends that put, not those that came in the same word.
             log.exception("a note of storage unit %d failed", unit)
-            return _not_taken(unexpected("note", error))
+            return not_taken(unexpected("note", error))
 
     def kept(self, partition: str) -> None:
         """Consumers that wait may have what is there."""
@@ -286,10 +287,15 @@ class LedgerService:
 
     @rpc
     def acknowledge(self, ref: LeaseRef) -> None:
-        """The consumer is done with the rows; or one of the ranks that share them."""
+        """The consumer is done with the rows; or one of the ranks that share them. LostRowsError when a unit has lost
+        some of them, which are made anew: the lease has ended then, and the others are ready again."""
         partition = self._partition(ref.partition)
         with ended_in_words():
-            done = partition.acknowledge(ref)
+            try:
+                done = partition.acknowledge(ref)
+            except LostRowsError:
+                self._take_back(partition, ref)
+                raise
         if done is not None:
             held, left = done
             self._free_unread(partition, (held,))
@@ -308,7 +314,7 @@ class LedgerService:
 
     @rpc
     def extend(self, ref: LeaseRef) -> None:
-        """The consumer needs longer."""
+        """The consumer needs longer. LostRowsError when it cannot acknowledge them any more."""
         check_held_for(ref.seconds)
         with ended_in_words():
             self._partition(ref.partition).extend(ref)
@@ -386,7 +392,3 @@ class LedgerService:
             if expired:
                 self._serve(partition)
         self._watch()
-
-
-def _not_taken(error: HeadraceError) -> Noted:
-    return Noted(failed=to_failure(0, error))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 
@@ -25,6 +24,7 @@ from headrace.dataplane.messages import (
     PartitionState,
     Ready,
 )
+from headrace.dataplane.refusals import lost_on_lease
 from headrace.dataplane.shards import SHARD_BITS, first_row
 from headrace.dataplane.sharing import Sharing
 from headrace.dataplane.waiting import Waiting
@@ -39,11 +39,13 @@ _EPOCH_BITS, _LEASE_BITS = 20, 32
 
 @dataclass(slots=True, eq=False)
 class _Leaving:
-    """``leases``: that hold the group; ``units``: int16 [rows, columns], who has what."""
+    """``leases``: that hold the group; ``units``: int16 [rows, columns], who has what; ``lost``: some unit has not what
+    it had."""
 
     leases: int
     rows: Array
     units: Array
+    lost: bool
 
 
 class PartitionLedger:
@@ -181,7 +183,8 @@ class PartitionLedger:
 
     def acknowledge(self, ref: LeaseRef) -> tuple[Lease, Array] | None:
         """The lease that ends and the groups that every consumer is done with; None while other ranks share the batch.
-        ValueError when it is not held."""
+        ValueError when it is not held; LostRowsError when some of its groups were lost."""
+        self._refuse_lost(ref)
         if ref.holder is not None:
             return self._sharing.acknowledge(ref.lease, ref.holder)
         return self.ledger.acknowledge(ref.lease)
@@ -199,7 +202,8 @@ class PartitionLedger:
         return self.unheld(groups) if len(groups) and self.spec.writes else groups
 
     def extend(self, ref: LeaseRef) -> None:
-        """ValueError when the lease is not held."""
+        """ValueError when the lease is not held; LostRowsError when some of its groups were lost."""
+        self._refuse_lost(ref)
         until = monotonic() + ref.seconds
         if ref.holder is not None:
             self._sharing.extend(ref.lease, ref.holder, until)
@@ -246,14 +250,21 @@ class PartitionLedger:
         """A unit is gone with its values. Returns the groups whose others are to be freed now."""
         groups = self.ledger.lose(unit)
         self._name_lost(groups.tolist())
-        return self.unheld(groups)
+        return self.unheld(groups, lost=True)
 
-    def unheld(self, groups: Array) -> Array:
+    def _refuse_lost(self, ref: LeaseRef) -> None:
+        """LostRowsError when groups were lost while this lease held them; ValueError when it is not held."""
+        if self._leaving:
+            held = self.ledger.leases.get(ref.lease).groups.tolist()
+            if lost := [group for group in held if group in self._leaving and self._leaving[group].lost]:
+                raise lost_on_lease(ref, lost)
+
+    def unheld(self, groups: Array, *, lost: bool = False) -> Array:
         """Those of groups that left which no lease holds: what may be read under a lease stays until it ends."""
         held = self.ledger.leases.holders(groups)
         for group, leases in held.items():
             rows = self.ledger.rows_of(np.array([group]))
-            self._leaving[group] = _Leaving(leases, rows, self.ledger.units_of(rows))
+            self._leaving[group] = _Leaving(leases, rows, self.ledger.units_of(rows), lost)
         return groups[~np.isin(groups, list(held))]
 
     def unread(self, ended: Iterable[Lease]) -> Iterator[tuple[Array, Array]]:
@@ -277,7 +288,7 @@ class PartitionLedger:
         gone = self.ledger.give_up(groups)
         if not new:
             self._name_lost(gone.tolist())
-        return self.unheld(gone)
+        return self.unheld(gone, lost=True)
 
     def lost(self, seen: int, wait: float) -> list[int] | asyncio.Future[list[int]]:
         """Groups lost after the first ``seen``; a promise of at most ``wait`` seconds when there are none."""
@@ -350,17 +361,6 @@ class PartitionLedger:
             units = units[:, reads]
         unit = sole_unit(units)
         return Granted(lease.lease, table, unit, None if unit else units, shared=shared)
-
-
-@contextmanager
-def ended_in_words() -> Iterator[None]:
-    """RunError in the place of a ledger's ValueError about a lease that ended."""
-    try:
-        yield
-    except ValueError as error:
-        raise RunError(
-            str(error), fix="its rows are, or will be, given to another: do not use what came of them"
-        ) from None
 
 
 def _nothing(promise: asyncio.Future[list[int]]) -> None:

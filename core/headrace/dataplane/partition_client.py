@@ -298,8 +298,9 @@ class Partition:
         return join(rows, columns, found)
 
     def acknowledge(self, held: Rows, *, deadline: float = DEADLINE) -> None:
-        """The consumer is done with the rows. RunError when the lease ended before: others have, or get, them. Where
-        ranks share a batch it is acknowledged when each of them has said so."""
+        """The consumer is done with the rows. RunError when the lease ended before: others have, or get, them.
+        LostRowsError when a unit has lost some of them meanwhile, which are made anew: the lease has ended then, and
+        others get the rest. Where ranks share a batch it is acknowledged when each of them has said so."""
         self._tell("acknowledge", lease_ref(self.name, held), deadline)
 
     def release(self, held: Rows, *, deadline: float = DEADLINE) -> None:

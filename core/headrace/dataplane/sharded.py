@@ -26,7 +26,7 @@ from headrace.dataplane.ordering import Order
 from headrace.dataplane.partition_client import DEADLINE, GRACE, LEASE_SECONDS, Partition
 from headrace.dataplane.rows import Rows
 from headrace.dataplane.shards import SHARD_BITS, oldest_shares, shards_of
-from headrace.errors import ContractError, DeadlineError, HeadraceError, RunError
+from headrace.errors import ContractError, DeadlineError, HeadraceError, LostRowsError, RunError
 from headrace.wire import BlockingClient, Sent, first_answered
 
 T = TypeVar("T")
@@ -160,10 +160,14 @@ class ShardedPartition(Partition):
 
     def acknowledge(self, held: Rows, *, deadline: float = DEADLINE) -> None:
         """The consumer is done with the rows. RunError, and nothing acknowledged, when the lease ended before at any
-        shard."""
+        shard; LostRowsError, and the lease ended at all of them, when a unit has lost some of the rows."""
         parts = _parts(held)
         if len(parts) > 1:
-            self.extend(held, GRACE, deadline=deadline)
+            try:
+                self.extend(held, GRACE, deadline=deadline)
+            except LostRowsError:
+                self._give_back(parts)
+                raise
         for part in parts:
             self._of(part).acknowledge(part, deadline=deadline)
 

@@ -41,6 +41,12 @@ class Leases:
     def __contains__(self, lease: int) -> bool:
         return lease in self._held
 
+    def get(self, lease: int) -> Lease:
+        """ValueError when it is not held."""
+        if lease not in self._held:
+            raise ValueError(f"lease {lease} is not held: it expired, was released or was acknowledged")
+        return self._held[lease]
+
     def grant(self, consumer: str, groups: Array, deadline: float, *, rows: Array | None = None) -> Lease:
         """A new one."""
         lease = Lease(lease=self._next, consumer=consumer, groups=groups, deadline=deadline, rows=rows)
@@ -50,11 +56,11 @@ class Leases:
 
     def extend(self, lease: int, deadline: float) -> None:
         """ValueError when it is not held."""
-        self._hold(replace(self._get(lease), deadline=deadline))
+        self._hold(replace(self.get(lease), deadline=deadline))
 
     def end(self, lease: int) -> Lease:
         """It is held no more. ValueError when it was not."""
-        held = self._get(lease)
+        held = self.get(lease)
         del self._held[lease]
         return held
 
@@ -83,8 +89,3 @@ class Leases:
         if len(self._deadlines) > 2 * len(self._held) + _SPARE:  # most have ended long before their deadline
             self._deadlines = [(held.deadline, held.lease) for held in self._held.values()]
             heapq.heapify(self._deadlines)
-
-    def _get(self, lease: int) -> Lease:
-        if lease not in self._held:
-            raise ValueError(f"lease {lease} is not held: it expired, was released or was acknowledged")
-        return self._held[lease]

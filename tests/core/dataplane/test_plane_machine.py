@@ -218,6 +218,11 @@ class PlaneMachine(PlaneModel, RuleBasedStateMachine):
                 assert (got.dtype, got.shape, got.tolist()) == (expected.dtype, expected.shape, expected.tolist())
 
     def acknowledge(self, lease: int, data: st.DataObject) -> None:
+        if self.has_lost(lease):
+            with pytest.raises(LostRowsError):
+                self.partition.acknowledge(self.leases[lease].rows)
+            self.end(lease, done=False)
+            return
         self.partition.acknowledge(self.leases[lease].rows)
         self.end(lease, done=True)
 
@@ -227,8 +232,18 @@ class PlaneMachine(PlaneModel, RuleBasedStateMachine):
 
     def extend(self, lease: int, data: st.DataObject) -> None:
         held, seconds = self.leases[lease], data.draw(st.integers(1, 9))
+        if self.has_lost(lease):
+            with pytest.raises(LostRowsError):
+                self.partition.extend(held.rows, seconds + 0.6)
+            self.release(lease, data)
+            return
         self.partition.extend(held.rows, seconds + 0.6)
         held.deadline = self.now + seconds + 0.6
+
+    def has_lost(self, lease: int) -> bool:
+        """While it was held."""
+        held = self.leases[lease]
+        return any(self.place(held.rows.consumer, id)[0].gone == "lost" for id in held.ids)
 
     def speak_late(self, data: st.DataObject) -> None:
         if not self.ended:

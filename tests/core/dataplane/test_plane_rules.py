@@ -9,13 +9,15 @@ import pytest
 
 from headrace.contract import Array
 from headrace.dataplane import ColumnSchema, Partition, PartitionSpec, Share
-from headrace.errors import DeadlineError
+from headrace.errors import DeadlineError, LostRowsError, RunError
 from support.plane_world import World
 
 SIZE = 2
 COLUMNS = {name: ColumnSchema("float32") for name in ("answer", "reward", "pixels")}
 READS: dict[str, tuple[str, ...]] = {"score": ("answer",), "train": ("answer", "reward"), "look": ("pixels",)}
 AT_ONCE = 1e-6
+SILENCE = 7
+"""Seconds after which a unit that is gone is missed."""
 
 
 @pytest.fixture
@@ -118,3 +120,42 @@ def test_DORA_2_what_was_put_is_acknowledged_here_dropped_or_lost(world: World, 
     assert lost
     assert done[0] | {dropped} | lost | here == groups
     assert len(done[0]) + 1 + len(lost) + len(here) == len(groups)
+
+
+def test_rows_that_were_lost_on_lease_are_acknowledged_by_nobody_and_the_rest_of_the_lease_is_given_again(
+    world: World,
+) -> None:
+    _, other = world.unit(), world.unit()
+    partition = world.plane().create(PartitionSpec("phase", COLUMNS, READS, SIZE))
+    put(partition, 1, "answer"), put(partition, 1, "answer")
+    held = partition.lease("score", 2)
+    batch = partition.get(held)
+    world.lose(other)
+    world.wait(SILENCE)
+    (lost,) = partition.lost()
+    for late in (partition.extend, partition.acknowledge):
+        with pytest.raises(LostRowsError, match=rf"held groups \[{lost}\] when a storage unit lost them") as told:
+            late(held)
+    assert "made anew" in told.value.fix
+    again = partition.lease("score", 2, at_least=1)
+    assert again.rows.tolist() == [row for row in batch.rows.tolist() if row // SIZE != lost], "and it is ready again"
+    partition.acknowledge(again)
+    with pytest.raises(RunError, match="is not held"):
+        partition.acknowledge(held)
+
+
+def test_what_lies_beside_lost_values_can_be_read_until_its_reader_has_said_a_word(world: World) -> None:
+    _, other = world.unit(), world.unit()
+    partition = world.plane().create(PartitionSpec("phase", COLUMNS, {"look": ("pixels",)}))
+    rows = partition.put(ones(1, "pixels"))
+    partition.put(ones(1, "reward"), rows=rows)
+    held = partition.lease("look", 1)
+    world.lose(other)
+    world.wait(SILENCE)
+    assert partition.lost() == rows.tolist()
+    assert partition.get(held).dense("pixels").tolist() == [1]
+    with pytest.raises(LostRowsError, match="made anew"):
+        partition.acknowledge(held)
+    with pytest.raises(LostRowsError, match="has not all of the rows"):
+        partition.get(held)
+    assert partition.stats().leases == 0

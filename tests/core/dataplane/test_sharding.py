@@ -20,12 +20,14 @@ from headrace.dataplane.messages import Noted, Put, Share
 from headrace.dataplane.serve import serve_ledger
 from headrace.dataplane.sharded import ShardedPartition
 from headrace.dataplane.shards import fair_shares, oldest_shares, shards_of
-from headrace.errors import ContractError, DeadlineError, RunError
+from headrace.errors import ContractError, DeadlineError, LostRowsError, RunError
 from headrace_storage.memory import MemoryStorage
 from support.data_plane import Services, soon
 from support.plane_world import LEDGER, BlockingClient, World
 
 AT_ONCE = 1e-6
+SILENCE = 7
+"""Seconds after which a unit that is gone is missed."""
 SPEC = PartitionSpec("phase", {"tokens": ColumnSchema("int32", ragged=True)}, {"train": ("tokens",)}, 2, "tokens")
 
 
@@ -224,6 +226,23 @@ def test_a_lease_that_ended_at_one_shard_is_acknowledged_at_none(world: World, p
         partition.acknowledge(held)
     assert partition.stats().rows == 8
     partition.acknowledge(first)
+
+
+def test_a_lease_of_which_rows_were_lost_is_acknowledged_at_no_shard_and_given_back_at_all(
+    world: World, partition: Partition
+) -> None:
+    rows = [put(partition, [3])[0] for _ in range(4)]
+    held = partition.lease("train", 4)
+    world.lose("unit-2")
+    world.wait(SILENCE)
+    lost = partition.lost()
+    assert len(held.parts) == 2
+    assert lost
+    with pytest.raises(LostRowsError, match="when a storage unit lost them"):
+        partition.acknowledge(held)
+    assert partition.stats().leases == 0
+    again = partition.lease("train", 4, at_least=1)
+    assert sorted(again.rows[::2].tolist()) == sorted(row for row in rows if row // 2 not in lost)
 
 
 def test_columns_of_rows_of_several_shards_are_put_at_once(world: World) -> None:

@@ -1,0 +1,34 @@
+"""What the ledger tells whose rows it does not take, or whose leases are not what they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from headrace.dataplane.messages import LeaseRef, Noted
+from headrace.errors import HeadraceError, LostRowsError, RunError
+from headrace.wire.failures import to_failure
+
+
+@contextmanager
+def ended_in_words() -> Iterator[None]:
+    """RunError in the place of a ledger's ValueError about a lease that ended."""
+    try:
+        yield
+    except ValueError as error:
+        raise RunError(
+            str(error), fix="its rows are, or will be, given to another: do not use what came of them"
+        ) from None
+
+
+def lost_on_lease(ref: LeaseRef, groups: list[int]) -> LostRowsError:
+    """Of groups, to whoever holds them."""
+    return LostRowsError(
+        f"lease {ref.lease} of partition {ref.partition!r} held groups {groups} when a storage unit lost them",
+        fix="do not use what came of this lease: those groups are made anew, and its others are given again",
+    )
+
+
+def not_taken(error: HeadraceError) -> Noted:
+    """Of a note, to the unit that told of it."""
+    return Noted(failed=to_failure(0, error))
