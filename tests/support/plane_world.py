@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import NoneType
 from typing import Any, NamedTuple
@@ -133,6 +133,27 @@ class World:
     def method(self, address: str, name: str) -> Method | None:
         """None where nobody is left to answer."""
         return self._services.get(address, {}).get(name)
+
+    def hold(self, name: str) -> Callable[[], None]:
+        """The ledger answers calls of this method when what is returned is called, and not before."""
+        methods, calls = self._services[LEDGER], []
+        method = methods[name]
+
+        def held(request: Any) -> asyncio.Future[Any]:
+            calls.append((request, self.clock.create_future()))
+            return calls[-1][1]
+
+        def end(request: Any, answer: asyncio.Future[Any]) -> None:
+            answer.set_result(method.call(request))
+
+        def answer_now() -> None:
+            self.serve(LEDGER, methods)
+            for call in calls:
+                self.clock.call_soon(end, *call)
+            self.settle()
+
+        self.serve(LEDGER, methods | {name: replace(method, call=held)})
+        return answer_now
 
     def settle(self) -> None:
         """Let everything happen that needs no time."""

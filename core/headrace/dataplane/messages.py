@@ -61,7 +61,7 @@ class Put(Message, frozen=True):
     ``version``: the policy version of new rows. ``tags``: numbers of each row
     that the ledger hears too; ``producer``: who says so, where that matters; ``fresh``: these are the first columns of
     ``rows``, and wait for room as new rows do. ``made``: as in :class:`Described`, of which partition of the name; 0:
-    of whichever there is."""
+    of whichever there is. ``once``: a name, under which new rows are kept once."""
 
     partition: str
     rows: Array | None
@@ -71,6 +71,7 @@ class Put(Message, frozen=True):
     producer: str = ""
     fresh: bool = False
     made: int = 0
+    once: str = ""
 
 
 class Note(Message, frozen=True):
@@ -87,6 +88,7 @@ class Note(Message, frozen=True):
     tags: dict[str, Array] | None = None
     producer: str = ""
     made: int = 0
+    once: str = ""
 
 
 class Notes(Message, frozen=True):
@@ -260,7 +262,8 @@ class UnitFigures(Message, frozen=True):
 class PartitionState(Message, frozen=True):
     """A partition at one moment. ``units``: int16 [rows, columns], which unit has each value of the open groups' rows,
     0 for none; ``nbytes``: int64 [rows], how much they have; ``lost``: every group that ever was lost, in order;
-    ``batches``: with which each consumer goes on whose ranks share them."""
+    ``batches``: with which each consumer goes on whose ranks share them; ``named``: puts that are known by name, the
+    first row of each and how many it has."""
 
     spec: PartitionSpec
     ledger: LedgerState
@@ -268,6 +271,7 @@ class PartitionState(Message, frozen=True):
     nbytes: Array
     lost: list[int]
     batches: dict[str, int]
+    named: dict[str, tuple[int, int]] = {}
 
 
 class Frozen(Message, frozen=True):
@@ -300,6 +304,7 @@ class PutPlaced(Message, frozen=True):
     columns: dict[str, Placed]
     version: int
     made: int = 0
+    once: str = ""
 
 
 class Found(Message, frozen=True):

@@ -24,6 +24,7 @@ from headrace.dataplane.messages import (
     PartitionState,
     Ready,
 )
+from headrace.dataplane.named_puts import NamedPuts
 from headrace.dataplane.refusals import lost_on_lease
 from headrace.dataplane.shards import SHARD_BITS, first_row
 from headrace.dataplane.sharing import Sharing
@@ -72,6 +73,7 @@ class PartitionLedger:
         self.made = 0
         """Tells it from others of its name; given by whoever serves it."""
         self._sharing = Sharing(ledger, self._granted)
+        self._named = NamedPuts(spec.group_size)
 
     @classmethod
     def make(cls, spec: PartitionSpec, *, shard: int, number: int) -> PartitionLedger:
@@ -98,13 +100,16 @@ class PartitionLedger:
         state = self.ledger.state()
         rows = self.ledger.rows_of(state.groups)
         units, nbytes = self.ledger.units_of(rows), self.ledger.nbytes_of(rows)
-        return PartitionState(self.spec, state, units, nbytes, list(self._lost), self._sharing.firsts())
+        return PartitionState(
+            self.spec, state, units, nbytes, list(self._lost), self._sharing.firsts(), self._named.state()
+        )
 
     def restore(self, state: PartitionState) -> None:
         """Continue an earlier one, in an empty one: rows are given out when all values that it had have been put."""
         self.ledger.restore(state.ledger)
         self._lost += state.lost
         self._sharing.restore(state.batches)
+        self._named.restore(state.named)
 
     def end(self) -> Iterator[tuple[Array, Array]]:
         """It is over. Returns rows that units have, those on lease too, and who has which of their columns."""
@@ -249,6 +254,7 @@ class PartitionLedger:
     def lose(self, unit: int) -> Array:
         """A unit is gone with its values. Returns the groups whose others are to be freed now."""
         groups = self.ledger.lose(unit)
+        self._named.forget(groups)
         self._name_lost(groups.tolist())
         return self.unheld(groups, lost=True)
 
@@ -286,7 +292,7 @@ class PartitionLedger:
         """Groups that a unit could not keep. Returns those to be freed now. Producers are told, but not of ``new``
         groups: their put fails."""
         gone = self.ledger.give_up(groups)
-        if not new:
+        if self._named.forget(gone) or not new:  # a put of that name may have been answered meanwhile
             self._name_lost(gone.tolist())
         return self.unheld(gone, lost=True)
 
@@ -308,6 +314,8 @@ class PartitionLedger:
 
     def note(self, note: Note, unit: int) -> Noted:
         """What a unit is about to keep; new rows get their ids."""
+        if note.once and (known := self._named.find(note.once, note.count)) is not None:
+            return known
         if self.ledger.awaited:
             return self._note_returned(note, unit)
         if note.rows is not None:
@@ -322,6 +330,8 @@ class PartitionLedger:
         first = size * self.ledger.insert(
             groups, note.version, note.columns, nbytes=note.nbytes, tokens=note.tokens, unit=unit
         )
+        if note.once:
+            self._named.add(note.once, first, note.count)
         return Noted(first)
 
     def _note_returned(self, note: Note, unit: int) -> Noted:

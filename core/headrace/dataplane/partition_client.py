@@ -71,13 +71,16 @@ class Partition:
         *,
         rows: Array | Sequence[int] | None = None,
         version: int = 0,
+        once: str = "",
         deadline: float = DEADLINE,
     ) -> Array:
         """Store columns of ``rows``, or of new rows, whose ids come back: whole groups, one after another, of policy
         ``version``. Answered when the values are kept and consumers can have them. It waits while the unit is full.
-        ContractError when a column is not as the schema says, or one of ``rows`` never was."""
+        ContractError when a column is not as the schema says, or one of ``rows`` never was. DeadlineError tells nothing
+        of what became of them: put new rows ``once``, under a name, and when they are put again under it, by whomever,
+        they are kept once, with the same ids. The ledger knows the newest 65,536 names, of no rows that were lost."""
         ids = None if rows is None else as_ids(rows, "rows of a put")
-        noted = self.try_put(columns, rows=ids, version=version, deadline=deadline)
+        noted = self.try_put(columns, rows=ids, version=version, once=once, deadline=deadline)
         if ids is None:
             return np.arange(noted.first, noted.first + len(next(iter(columns.values()))))
         if noted.refused is not None and (noted.refused == UNKNOWN).any():
@@ -94,18 +97,22 @@ class Partition:
         *,
         rows: Array | Sequence[int] | None = None,
         version: int = 0,
+        once: str = "",
         deadline: float = DEADLINE,
     ) -> Noted:
         """:meth:`put` that also says which rows were not wanted: written before, given up, or never there."""
         check_columns(columns)
         check_deadline(deadline)
         ids = None if rows is None else as_ids(rows, "rows of a put")
-        put = Put(self.name, ids, dict(columns), version, made=self._made)
+        put = Put(self.name, ids, dict(columns), version, made=self._made, once=once)
         number = self._next_unit(deadline)
         try:
             return self._put(number, put, deadline)
-        except DeadlineError:
+        except DeadlineError as error:
             self._there.clear()  # the next put asks anew, and need not meet it again if it is gone
+            error.fix = (
+                error.fix or "the rows may be kept: whoever names a put by once= can put it again, and keep it once"
+            )
             raise
 
     def _put(self, number: int, put: Put, deadline: float) -> Noted:

@@ -17,6 +17,8 @@ from headrace.flow.group_table import MOST_COLUMNS
 from headrace.wire.arrays import dtype_name
 
 _NO_VERSION = np.iinfo(np.int64).max
+MOST_CHARACTERS = 100
+"""Of the name of a put, which the ledger remembers."""
 
 
 class _Kind(NamedTuple):
@@ -45,6 +47,8 @@ class Schema:
         check_made(put.partition, put.made, self.made)
         if not put.columns:
             raise ContractError("a put without columns", fix=f"the columns are {self._say_all()}")
+        if put.once:
+            _check_name(put)
         if put.rows is None:
             count = _count(put.columns)
         else:
@@ -79,6 +83,7 @@ class Schema:
             put.tags,
             put.producer,
             self.made,
+            put.once,
         )
         return note, total
 
@@ -150,6 +155,18 @@ def _kind_of(name: str, column: ColumnSchema) -> _Kind:
             fix="give the length of each dimension; only the first of a ragged column differs from row to row",
         )
     return _Kind((column.ragged, dtype, column.shape), dtype.itemsize * prod(column.shape))
+
+
+def _check_name(put: Put) -> None:
+    if put.rows is not None:
+        raise ContractError(
+            f"a put of rows that have ids is named {put.once!r}",
+            fix="name puts of new rows only: what is put again of others is not kept twice",
+        )
+    if len(put.once) > MOST_CHARACTERS:
+        raise ContractError(
+            f"the name of a put has {len(put.once)} characters", fix=f"give it at most {MOST_CHARACTERS}"
+        )
 
 
 def _check_rows(rows: Array) -> None:

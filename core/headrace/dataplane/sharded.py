@@ -50,16 +50,17 @@ class ShardedPartition(Partition):
         *,
         rows: Array | Sequence[int] | None = None,
         version: int = 0,
+        once: str = "",
         deadline: float = DEADLINE,
     ) -> Noted:
         """As of a partition with one ledger; when rows of several shards are put and one fails, others may be there."""
         check_columns(columns)
         rows = None if rows is None else as_ids(rows, "rows of a put")
         if rows is None or rows.ndim != 1 or rows.dtype != np.int64:  # which the unit says more about
-            return self._home.try_put(columns, rows=rows, version=version, deadline=deadline)
+            return self._home.try_put(columns, rows=rows, version=version, once=once, deadline=deadline)
         whose = rows >> SHARD_BITS
         if not len(rows) or (whose == whose[0]).all() or any(len(column) != len(rows) for column in columns.values()):
-            return self._home.try_put(columns, rows=rows, version=version, deadline=deadline)
+            return self._home.try_put(columns, rows=rows, version=version, once=once, deadline=deadline)
         refused, batch = np.zeros(len(rows), np.int8), Batch(rows=rows, columns=columns)
         for shard in np.unique(whose).tolist():
             at = np.flatnonzero(whose == shard)

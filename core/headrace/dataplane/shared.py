@@ -134,7 +134,7 @@ def put_shared(client: BlockingClient, segments: Segments, put: Put, *, deadline
         placed = segments.write(reserved.region, put.columns)
     except OSError:
         return None  # what was reserved is free with this client's next reservation
-    told = PutPlaced(put.partition, put.rows, reserved.region, placed, put.version, put.made)
+    told = PutPlaced(put.partition, put.rows, reserved.region, placed, put.version, put.made, put.once)
     left = max(until - monotonic(), 0.001)
     return client.call("put_placed", told, reply=Noted, deadline=left, awaiting="a storage unit to keep rows")
 

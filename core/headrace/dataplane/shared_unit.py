@@ -43,7 +43,8 @@ class SharedUnitService(UnitService):
         names = stored_names(put.partition, tuple(put.columns))
         opened = self._shared.open(put.region, dict(zip(names, put.columns.values(), strict=True)))
         columns = {column: opened[name] for column, name in zip(put.columns, names, strict=True)}
-        return self._take(Put(put.partition, put.rows, columns, put.version, made=put.made), put.region)
+        kept = Put(put.partition, put.rows, columns, put.version, made=put.made, once=put.once)
+        return self._take(kept, put.region)
 
     @rpc
     def locate(self, fetch: Fetch) -> Any:

@@ -329,7 +329,8 @@ def test_rows_of_a_unit_that_is_gone_are_named_and_given_to_nobody(services: Ser
     assert partition.lost() == []
     with pytest.raises(LostRowsError, match="unit is gone"):
         partition.get(held, deadline=0.05)
-    partition.acknowledge(held)
+    with pytest.raises(LostRowsError, match="made anew"):
+        partition.acknowledge(held)
     assert partition.lease("reference", 3, at_least=1).rows.tolist() == second.tolist()
     rows = np.concatenate([put(partition, 1), put(partition, 1)])
     assert partition.lease("reference", 2).rows.tolist() == rows.tolist()

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
-
 import numpy as np
 import pytest
 
 from headrace.dataplane import ColumnSchema, DataPlane, Partition, PartitionSpec
-from headrace.dataplane.messages import Described, Noted, Notes, Put, UnitFigures
+from headrace.dataplane.messages import Described, Noted, Put, UnitFigures
 from headrace.errors import DeadlineError
 from support.data_plane import Services, soon
 from support.forks import Fork
-from support.plane_world import LEDGER, World
+from support.plane_world import World
 
 SPEC = PartitionSpec("phase", {"reward": ColumnSchema("float64")}, {"train": ("reward",)})
 ROWS = 8
@@ -82,7 +77,7 @@ def test_what_was_given_up_before_the_ledger_heard_of_it_is_not_stored(world: Wo
     unit = world.unit()
     partition = world.plane().create(SPEC)
     put(partition, 1)
-    answer_now = hold(world, "note")
+    answer_now = world.hold("note")
     patient = world.say(unit, "put", Put("phase", None, {"reward": np.zeros(1)}, 0), Noted)
     with pytest.raises(DeadlineError):
         partition.put({"reward": np.zeros(1)}, deadline=0.5)
@@ -91,24 +86,3 @@ def test_what_was_given_up_before_the_ledger_heard_of_it_is_not_stored(world: Wo
     assert partition.stats().rows == 2
     put(partition, 1)
     assert partition.stats().rows == 3
-
-
-def hold(world: World, name: str) -> Callable[[], None]:
-    """Have the ledger not answer the next call of a method until what is returned is called."""
-    method = world.method(LEDGER, name)
-    assert method is not None
-    calls: list[tuple[Notes, asyncio.Future[Any]]] = []
-
-    def held(request: Notes) -> asyncio.Future[Any]:
-        calls.append((request, world.clock.create_future()))
-        return calls[-1][1]
-
-    def answer_now() -> None:
-        world.serve(LEDGER, methods)
-        for request, answer in calls:
-            answer.set_result(method.call(request))
-        world.settle()
-
-    methods = world._services[LEDGER]
-    world.serve(LEDGER, methods | {name: replace(method, call=held)})
-    return answer_now
