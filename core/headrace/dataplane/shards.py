@@ -121,28 +121,16 @@ class ShardedLedger:
     def note(self, notes: Notes) -> asyncio.Future[list[Noted]]:
         """Each note's rows are of one shard. DeadlineError when a shard did not answer: notes that are told again, in
         the same turn, go to the same shards, and those that have taken theirs answer as before."""
-        return asyncio.ensure_future(self._note(notes))
-
-    async def _note(self, notes: Notes) -> list[Noted]:
         if self._word[0] != notes.turn:
             self._word = notes.turn, [self._shard_of(note) for note in notes.notes]
         shards = self._word[1]
         asked = sorted(set(shards))
-        told = []
-        for whose in asked:
-            theirs = [note for note, shard in zip(notes.notes, shards, strict=True) if shard == whose]
-            word = [self._made_at(whose, note) for note in theirs]
-            told.append(self._shards[whose].note(Notes(self._numbers[whose], word, notes.turn)))
-        answers: dict[int, Any] = {}
-        for shard, answer in zip(asked, await asyncio.gather(*told, return_exceptions=True), strict=True):
-            if isinstance(answer, HeadraceError) and not isinstance(answer, DeadlineError):
-                # The others' notes are taken none the less.
-                answers[shard] = itertools.repeat(Noted(failed=to_failure(0, answer)))
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                answers[shard] = iter(answer)
-        return [next(answers[shard]) for shard in shards]
+        told = [self._tell(whose, notes, shards) for whose in asked]
+        return told[0] if len(told) == 1 else asyncio.ensure_future(_together(asked, told, shards))
+
+    def _tell(self, whose: int, notes: Notes, shards: Sequence[int]) -> asyncio.Future[list[Noted]]:
+        theirs = [self._made_at(whose, note) for note, shard in zip(notes.notes, shards, strict=True) if shard == whose]
+        return self._shards[whose].note(Notes(self._numbers[whose], theirs, notes.turn))
 
     def _made_at(self, shard: int, said: _Said) -> _Said:
         return msgspec.structs.replace(said, made=self._made[said.partition, said.made][shard])
@@ -164,3 +152,19 @@ class ShardedLedger:
             theirs = self._made_at(shard, unkept)
             gone = groups[whose == shard].tolist()
             self._shards[shard].unkept(msgspec.structs.replace(theirs, unit=self._numbers[shard], groups=gone))
+
+
+async def _together(
+    asked: Sequence[int], told: Sequence[asyncio.Future[list[Noted]]], shards: Sequence[int]
+) -> list[Noted]:
+    """Of each note, by the shard that was asked, the answer."""
+    answers: dict[int, Any] = {}
+    for shard, answer in zip(asked, await asyncio.gather(*told, return_exceptions=True), strict=True):
+        if isinstance(answer, HeadraceError) and not isinstance(answer, DeadlineError):
+            # The others' notes are taken none the less.
+            answers[shard] = itertools.repeat(Noted(failed=to_failure(0, answer)))
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            answers[shard] = iter(answer)
+    return [next(answers[shard]) for shard in shards]

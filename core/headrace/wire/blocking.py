@@ -19,15 +19,16 @@ from typing import Any, NamedTuple, TypeVar, overload
 import msgspec
 import zmq
 
-from headrace.errors import ContractError, SilenceError, WireError
+from headrace.errors import ContractError, WireError
 from headrace.wire.address import check_address
 from headrace.wire.codec import check_limits, decoder_for, encode_call
 from headrace.wire.failures import from_failure
+from headrace.wire.handshakes import ClientHandshakes, silence
 from headrace.wire.keys import Keys
 from headrace.wire.limits import DEFAULT_LIMITS, Limits
-from headrace.wire.messages import SILENCE_FIX, Call, Cancel, Failure, Reply, check_deadline
+from headrace.wire.messages import Call, Cancel, Failure, Reply, check_deadline
 from headrace.wire.refusal import RefusedError
-from headrace.wire.sockets import Socket, connect_socket
+from headrace.wire.sockets import Context, Socket, connect_socket
 
 R = TypeVar("R")
 
@@ -58,6 +59,8 @@ class BlockingClient:
         self._keys = keys
         self._limits = limits
         self._socket: Socket | None = None
+        self._handshakes: ClientHandshakes | None = None
+        """None once the server has answered."""
         self._milliseconds = 0
         """How long a send or a receive waits."""
         self._calls = 0
@@ -145,10 +148,20 @@ class BlockingClient:
         if self._process != os.getpid():
             return
         self._enter()
-        if self._socket is not None:
-            self._socket.close(linger=0)
-            self._socket = None
+        self._disconnect(linger=0)
         self._alone.release()
+
+    def _disconnect(self, *, linger: int) -> None:
+        """``linger``: milliseconds that what was sent has to leave, in the background."""
+        self._end_handshakes()
+        if self._socket is not None:
+            self._socket.close(linger=linger)
+            self._socket = None
+
+    def _end_handshakes(self) -> None:
+        if self._handshakes is not None:
+            self._handshakes.close()
+            self._handshakes = None
 
     def _enter(self) -> None:
         if self._process != os.getpid():
@@ -165,7 +178,9 @@ class BlockingClient:
     def _connected(self) -> Socket:
         if self._socket is None:
             self._milliseconds = 0
-            self._socket = connect_socket(zmq.Context.instance(), self._address, keys=self._keys, limits=self._limits)
+            context: Context = zmq.Context.instance()
+            self._socket = connect_socket(context, self._address, keys=self._keys, limits=self._limits)
+            self._handshakes = ClientHandshakes(context, self._socket)
         return self._socket
 
     def _wait_at_most(self, seconds: float) -> None:
@@ -187,11 +202,11 @@ class BlockingClient:
                 return answer, arrays
             if answer.id > sent.id:  # of a call that began later; an earlier one was given up
                 self._early[answer.id] = received
-        self._give_up(sent.id)
         what = f", awaiting {sent.awaiting}" if sent.awaiting else ""
-        raise SilenceError(
-            f"no reply to {sent.method} from {self._address} in {sent.seconds:g} s{what}", fix=SILENCE_FIX
-        )
+        message = f"no reply to {sent.method} from {self._address} in {sent.seconds:g} s{what}"
+        error = silence(message, self._handshakes)
+        self._give_up(sent.id)
+        raise error
 
     def _receive(self, seconds: float) -> tuple[Reply[msgspec.Raw] | Failure, list[memoryview]] | None:
         socket = self._connected()
@@ -200,6 +215,7 @@ class BlockingClient:
             header = socket.recv()
         except zmq.Again:
             return None
+        self._end_handshakes()
         arrays: list[memoryview] = []
         while socket.get(_RCVMORE):
             frame = socket.recv(copy=False)
@@ -216,8 +232,7 @@ class BlockingClient:
             self._socket.sndtimeo = 0
             with contextlib.suppress(zmq.Again):  # the server knows the deadline
                 self._socket.send(_encode(Cancel(call)))
-            self._socket.close(linger=100)
-            self._socket = None
+            self._disconnect(linger=100)
 
 
 def first_answered(calls: Sequence[tuple[BlockingClient, Sent]]) -> int:

@@ -15,17 +15,18 @@ from typing import Any, NamedTuple, TypeVar, overload
 import msgspec
 import zmq
 
-from headrace.errors import HeadraceError, SilenceError, WireError
+from headrace.errors import HeadraceError, WireError
 from headrace.wire.address import check_address
 from headrace.wire.arrays import Buffer
 from headrace.wire.codec import TypedDecoder, check_limits, decoder_for, encode_call
 from headrace.wire.endpoint import Endpoint
 from headrace.wire.failures import from_failure
+from headrace.wire.handshakes import ClientHandshakes, silence
 from headrace.wire.keys import Keys
 from headrace.wire.limits import DEFAULT_LIMITS, Limits
-from headrace.wire.messages import SILENCE_FIX, Call, Cancel, Failure, Reply, check_deadline
+from headrace.wire.messages import Call, Cancel, Failure, Reply, check_deadline
 from headrace.wire.refusal import RefusedError
-from headrace.wire.sockets import connect_socket
+from headrace.wire.sockets import Context, connect_socket
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ class Client:
         self._keys = keys
         self._limits = limits
         self._endpoint: Endpoint | None = None
+        self._handshakes: ClientHandshakes | None = None
+        """None once the server has answered."""
         self._closed = False
         self._calls = 0
         self._pending: dict[int, _Pending] = {}
@@ -104,8 +107,7 @@ class Client:
         self._closed = True
         for call in list(self._pending):
             self._fail(call, WireError(f"the client of {self._address} was closed during the call"))
-        if self._endpoint is not None:
-            self._endpoint.close()
+        self._disconnect()
 
     def _connected(self) -> Endpoint:
         if self._closed:
@@ -113,7 +115,9 @@ class Client:
         if self._endpoint is not None and self._endpoint.loop is not asyncio.get_running_loop():
             raise ValueError(f"the client of {self._address} belongs to another event loop")
         if self._endpoint is None:
-            socket = connect_socket(zmq.Context.instance(), self._address, keys=self._keys, limits=self._limits)
+            context: Context = zmq.Context.instance()
+            socket = connect_socket(context, self._address, keys=self._keys, limits=self._limits)
+            self._handshakes = ClientHandshakes(context, socket)
             self._endpoint = Endpoint(socket, limits=self._limits, head=1, deliver=self._deliver)
         return self._endpoint
 
@@ -129,12 +133,18 @@ class Client:
     def _disconnect(self) -> None:
         """Let the next call connect anew. libzmq gives a connection up for good, and does not always say so, when a
         handshake fails; by then another server may be there."""
+        self._end_handshakes()
         if self._endpoint is not None:
             self._endpoint.close()
             self._endpoint = None
 
+    def _end_handshakes(self) -> None:
+        if self._handshakes is not None:
+            self._handshakes.close()
+            self._handshakes = None
+
     def _expire(self, call: int, message: str) -> None:
-        self._fail(call, SilenceError(message, fix=SILENCE_FIX))
+        self._fail(call, silence(message, self._handshakes))
 
     def _fail(self, call: int, error: WireError) -> None:
         """The connection may be why: once nobody else waits for it, the next call makes a new one. The server cancels
@@ -157,6 +167,7 @@ class Client:
                 self._endpoint.send([_encode(Cancel(call))])  # if it takes none, the server cancels at the deadline
 
     def _deliver(self, head: list[bytes], arrays: list[memoryview]) -> None:
+        self._end_handshakes()
         try:
             answer = _decode(head[0])
         except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -12,6 +12,7 @@ FRAME_TOO_LARGE = "frame too large"
 TOO_MANY_FRAMES = "too many frames"
 BAD_FRAME = "bad frame"
 WRONG_KEY = "wrong key"
+NO_HANDSHAKE = "no handshake"
 
 
 class RefusedError(WireError):

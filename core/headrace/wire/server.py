@@ -21,6 +21,7 @@ from headrace.wire.codec import check_limits, encode
 from headrace.wire.endpoint import Endpoint
 from headrace.wire.failures import to_failure, unexpected
 from headrace.wire.gate import LoopGate
+from headrace.wire.handshakes import HandshakeCounter
 from headrace.wire.keys import Keys
 from headrace.wire.latency import Latency
 from headrace.wire.limits import DEFAULT_LIMITS, Limits
@@ -55,6 +56,7 @@ class Server:
         self._running: dict[tuple[bytes, int], asyncio.Future[Any]] = {}
         self._endpoint: Endpoint | None = None
         self._gate: LoopGate | None = None
+        self._handshakes: HandshakeCounter | None = None
         self._context: Context | None = None
 
     @property
@@ -75,6 +77,7 @@ class Server:
             await self.close()
             raise
         socket.router_mandatory = True  # or an answer to a caller that is gone would be dropped without a word
+        self._handshakes = HandshakeCounter(context, socket, self.refused)
         self._endpoint = Endpoint(socket, limits=self._limits, head=2, deliver=self._deliver)
         self._address = bound_address(socket)
         return self._address
@@ -82,6 +85,9 @@ class Server:
     async def close(self) -> None:
         """Take no more calls, cancel running handlers and wait for them. Twice is fine. A handler that calls it ends as
         the last one, without a reply."""
+        if self._handshakes is not None:
+            self._handshakes.close()
+            self._handshakes = None
         if self._endpoint is not None:
             self._endpoint.close(linger_ms=_LINGER_MS)
         running = [task for task in self._running.values() if task is not asyncio.current_task()]

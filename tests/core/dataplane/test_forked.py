@@ -11,6 +11,7 @@ import pytest
 
 from headrace.dataplane import ColumnSchema, DataPlane, Partition, PartitionSpec, Stream
 from headrace.dataplane.shared import SHARED_BYTES
+from headrace.wire import BlockingClient
 from headrace_storage.shared_memory import SharedMemoryStorage
 from support.data_plane import Services
 from support.forks import Fork
@@ -75,3 +76,10 @@ def test_a_stream_inherited_through_fork_is_refused_at_once_and_stays_its_makers
         assert len(next(stream.step())) == 1
         stream.acknowledge()
     assert partition.stats().rows == 0
+
+
+def test_a_client_that_nobody_ever_answered_can_be_closed_in_a_fork(tmp_path: Path) -> None:
+    client = BlockingClient(f"ipc://{tmp_path}/nobody")
+    client.send("describe", deadline=30)
+    assert Fork(client.close).said() == "returned None"
+    client.close()

@@ -146,8 +146,9 @@ def test_nobody_is_served_without_the_key_of_the_run() -> None:
     friend, stranger = BlockingClient(serving.address, keys=keys), BlockingClient(serving.address, keys=Keys.generate())
     try:
         assert friend.call("double", 2, reply=int, deadline=30) == 4
-        with pytest.raises(DeadlineError):
+        with pytest.raises(DeadlineError, match="the handshake failed: the server has another key") as told:
             stranger.call("double", 2, reply=int, deadline=0.2)
+        assert "the keys of one run" in told.value.fix
     finally:
         friend.close()
         stranger.close()

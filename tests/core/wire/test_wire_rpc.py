@@ -220,8 +220,7 @@ async def test_the_handler_does_not_outlive_the_deadline_of_a_caller_that_vanish
     async with serving(tmp_path) as (service, server, client):
         call = asyncio.create_task(client.call("wait", deadline=0.2))
         await service.started.wait()
-        assert client._endpoint is not None
-        client._endpoint.close()  # like a killed process: it tells nobody
+        client._disconnect()  # like a killed process: it tells nobody
         client._closed = True
         await asyncio.wait_for(service.cancelled.wait(), 5)
         await soon(lambda: not server._running)

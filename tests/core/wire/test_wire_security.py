@@ -25,6 +25,10 @@ class Secret:
         self.asked += 1
         return "secret"
 
+    @rpc
+    async def stay(self, request: None) -> None:
+        await asyncio.Event().wait()
+
 
 async def soon(condition: Callable[[], bool]) -> None:
     """Until the condition holds; fails after 30 s."""
@@ -67,8 +71,11 @@ async def test_keys_also_guard_an_ipc_address(tmp_path: Path) -> None:
     address = await server.start()
     assert await tell(address, keys) == "secret"
     client = Client(address)
-    with pytest.raises(DeadlineError):
+    with pytest.raises(
+        DeadlineError, match=r"the handshake failed: the server has another key .* or one side has none"
+    ) as told:
         await client.call("tell", reply=str, deadline=0.2)
+    assert "the keys of one run" in told.value.fix
     await client.close()
     await server.close()
 
@@ -95,13 +102,42 @@ async def test_a_peer_with_the_server_s_public_key_but_another_client_key_gets_n
     server = Server(service, address=tcp_address("127.0.0.1"), keys=keys)
     address = await server.start()
     half = {**other.to_dict(), "server_public": keys.server_public}
-    with pytest.raises(DeadlineError):
+    with pytest.raises(DeadlineError, match="the handshake failed: the server does not know this client's key") as told:
         await tell(address, Keys.from_dict(half), deadline=0.2)
-    await soon(lambda: server.refused["wrong key"] >= 1)
-    with pytest.raises(DeadlineError):
-        await tell(address, other, deadline=0.2)
+    assert "the keys of one run" in told.value.fix
+    await soon(lambda: server.refused == {"wrong key": 1})
     assert service.asked == 0
     assert await tell(address, keys) == "secret"
+    await server.close()
+
+
+async def test_a_peer_with_another_server_key_gets_nothing_is_counted_and_hears_why() -> None:
+    keys = Keys.generate()
+    service = Secret()
+    server = Server(service, address=tcp_address("127.0.0.1"), keys=keys)
+    address = await server.start()
+    with pytest.raises(DeadlineError, match="the handshake failed: the server has another key"):
+        await tell(address, Keys.generate(), deadline=0.2)
+    await soon(lambda: set(server.refused) == {"wrong key"})
+    assert service.asked == 0
+    assert await tell(address, keys) == "secret"
+    await server.close()
+
+
+async def test_one_that_got_in_and_then_waits_in_vain_hears_nothing_of_handshakes(tmp_path: Path) -> None:
+    keys = Keys.generate()
+    address = ipc_address(str(tmp_path), "a")
+    client = Client(address, keys=keys)
+    with pytest.raises(DeadlineError) as nobody:
+        await client.call("tell", reply=str, deadline=0.05)
+    server = Server(Secret(), address=address, keys=keys)
+    await server.start()
+    await let_in(client)
+    assert client._handshakes is None, "nothing is watched any more"
+    with pytest.raises(DeadlineError) as slow:
+        await client.call("stay", deadline=0.05)
+    assert "key" not in nobody.value.fix + slow.value.fix
+    await client.close()
     await server.close()
 
 
@@ -115,6 +151,7 @@ async def test_a_peer_without_any_key_gets_nothing_and_the_server_lives_on() -> 
         plain.connect(address)
         plain.send_multipart([b"\x93\x00\x01\xa4tell"])
         assert not await asyncio.to_thread(plain.poll, 200)
+    await soon(lambda: set(server.refused) == {"no handshake"})
     assert service.asked == 0
     assert await tell(address, keys) == "secret"
     await server.close()
@@ -154,6 +191,7 @@ async def test_raw_bytes_on_the_tcp_port_do_not_hurt_the_server() -> None:
             raw.sendall(rng.randbytes(length))
     with socket.create_connection((host, int(port))) as raw:
         raw.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    await soon(lambda: server.refused["no handshake"] >= 1)
     assert await tell(address, keys) == "secret"
     await server.close()
 
