@@ -14,7 +14,7 @@ over the instances that are there then; one that joins waits for the next cohort
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,12 +78,12 @@ class Dispatch:
             self._fleet.dealt = frozenset()
         return cohort
 
-    def place_again(self, trajectory: int, version: int) -> Instance | None:
-        """Put an unfinished trajectory on an instance that hosts its version, or where the policy interrupts any newer
-        one; unplaced when none can take it."""
+    def place_again(self, trajectory: int, version: int, *, versions: Iterable[int]) -> Instance | None:
+        """Put an unfinished trajectory on an instance that can take it under one of ``versions``, the first that will
+        do; unplaced, under its own ``version``, when there is none."""
         fleet = self._fleet
         fleet.remove(trajectory)
-        for under in fleet.hosted_from(version) if fleet.interrupts else (version,):
+        for under in versions:
             instance = self._by_id(trajectory, under) if self._lockstep else fleet.room_again(under)
             if instance is not None:
                 fleet.place(trajectory, under, instance)

@@ -183,10 +183,6 @@ class Fleet:
         """Instances that host ``version``, by name."""
         return self._sorted(version, self._hosts.get(version, ()))
 
-    def hosted_from(self, version: int) -> list[int]:
-        """Versions that are not older and that an instance hosts, the newest first."""
-        return sorted((hosted for hosted in self._hosts if hosted >= version), reverse=True)
-
     def is_busy(self, version: int) -> bool:
         """Whether something unfinished is placed under ``version``."""
         return version in self._busy

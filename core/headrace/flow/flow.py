@@ -229,13 +229,16 @@ class Flow(Serving):
 
     def place_again(self, trajectory: int) -> str | None:
         """Place a trajectory whose instance left, or that must be generated anew, on an instance that hosts its
-        version, perhaps the same; where the policy interrupts, any newer one will do. None: none hosts it or has room
-        now, and it is :meth:`unplaced`; or its row is not awaited any more."""
+        version, perhaps the same; where the policy interrupts, any newer live one will do. None: none hosts it or has
+        room now, and it is :meth:`unplaced`; or its row is not awaited any more."""
         if trajectory // self.group_size >= self.next_group or not self._rollout:
             raise ValueError(f"trajectory {trajectory} was never placed")
         if not self._is_awaited(trajectory):
             return None
-        instance = self._dispatch.place_again(trajectory, self._ledger.version(trajectory // self.group_size))
+        version = self._ledger.version(trajectory // self.group_size)
+        newer = (live for live in reversed(self._versions.live) if live >= version)
+        versions = newer if self.interruption is not None else (version,)
+        instance = self._dispatch.place_again(trajectory, version, versions=versions)
         return instance.name if instance else None
 
     def stored(self, trajectory: int, *, version: int, tokens: int, nbytes: int, unit: int = 0) -> bool:

@@ -225,6 +225,20 @@ def test_what_a_lost_instance_had_begins_anew_under_the_newest_version_that_some
         assert flow.version_of(trajectory) == 1
 
 
+def test_nothing_begins_anew_under_a_version_that_was_retired_though_an_instance_still_serves_it() -> None:
+    flow = flow_of(live_versions=1)
+    for _ in range(4):
+        ticket(flow)
+    advance(flow, (0, 1), version=0)
+    unplaced = flow.leave("i0")
+    flow.join("i1", slots=8, live_versions=1, versions=(0,))
+    flow.retired(0)
+    assert {flow.place_again(trajectory) for trajectory in unplaced} == {None}
+    carry_out(flow)
+    assert {flow.place_again(trajectory) for trajectory in unplaced} == {"i1"}
+    assert {flow.version_of(trajectory) for trajectory in unplaced} == {1}
+
+
 def test_what_waits_for_an_instance_waits_for_no_version() -> None:
     flow = flow_of(live_versions=1)
     for _ in range(4):
