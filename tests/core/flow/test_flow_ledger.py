@@ -89,6 +89,16 @@ def test_the_version_of_a_group_is_that_of_its_oldest_token() -> None:
     assert book.ready("reference") == {5: 1}
 
 
+@pytest.mark.parametrize("versions", [(3, 5), (5, 3)])
+def test_the_version_of_a_group_whose_rows_come_one_by_one_is_that_of_the_oldest(versions: tuple[int, int]) -> None:
+    book = ledger()
+    group = book.open(version=9)
+    for row, version in enumerate(versions):
+        book.write_row(row, ("tokens",), nbytes=1, version=version)
+    assert book.oldest(np.array([group])) == [3]
+    assert book.ready("reference") == {3: 1}
+
+
 def test_rows_of_a_lease_that_ran_out_are_ready_again() -> None:
     book = ledger(group_size=1)
     write(book, book.open(version=2), ("tokens",), nbytes=1)
@@ -249,3 +259,29 @@ def test_a_lease_of_less_than_nothing_is_refused_and_takes_nothing() -> None:
     with pytest.raises(ValueError, match="-1 groups"):
         book.lease("x", -1, deadline=1.0)
     assert book.ready("x") == {0: 1}
+
+
+def test_a_record_is_moved_rarely_though_nearly_all_room_is_taken_by_what_is_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moves, move = [], Table._make_room
+    monkeypatch.setattr(Table, "_make_room", lambda table, count: (moves.append(count), move(table, count)))
+    table = Table({"count": (np.int64, ())}, first=5)
+    table.append(FIRST_CAPACITY - 1)
+    for _ in range(100 * FIRST_CAPACITY):
+        record = table.append()
+        table.set("count", record, record)
+        table.forget(table.low + 1)
+    assert len(moves) <= 100
+    newest = np.arange(table.end - 5, table.end)
+    assert table.columns["count"][table.slots(newest)].tolist() == newest.tolist()
+
+
+def test_what_comes_after_all_was_forgotten_is_remembered() -> None:
+    table = Table({"count": (np.int64, ())}, first=5)
+    table.append(3)
+    table.forget(1000)
+    record = table.append()
+    assert record == 8
+    assert record in table
+    assert 7 not in table
