@@ -39,7 +39,7 @@ MESSAGES: dict[str, list[tuple[str, object]]] = {
         ("create", SPEC),
         ("describe", "phase"),
         ("stats", "phase"),
-        ("lost", LostCall("phase", 1, 0.0, 0)),
+        ("lost", LostCall("phase", 0, 0.0, 0)),
         ("lease", LeaseCall("phase", "train", 1, 1, 0.01, 1.0)),
         ("lease", LeaseCall("phase", "train", 2, 2, 0.01, 1.0, share=Share(0, 1, 2))),
         ("first_batch", FirstBatch("phase", "train")),

@@ -70,9 +70,8 @@ class World:
         if own:
             self.storages[LEDGER] = MemoryStorage(None)
         self.ledgers = [LEDGER, *(f"{LEDGER}-{shard}" for shard in range(1, shards))]
-        for shard, ledger in enumerate(self.ledgers):
-            kept = self.storages.get(ledger)
-            self._begin(ledger, serve_ledger(ledger, kept, shard=shard, shards=shards, ready=_no_news))
+        for ledger in self.ledgers:
+            self._begin_ledger(ledger)
 
     def unit(self, *, capacity: int = 0, storage: Storage | None = None, address: str = "") -> str:
         """Another storage unit, which has joined; returns its address."""
@@ -81,6 +80,23 @@ class World:
         self._begin(address, serve_unit(address, kept, ledger=self.ledgers, capacity=capacity, ready=_no_news))
         return address
 
+    def _begin_ledger(self, ledger: str) -> None:
+        place = self.ledgers.index(ledger)
+        kept = self.storages.get(ledger)
+        self._begin(ledger, serve_ledger(ledger, kept, shard=place, shards=len(self.ledgers), ready=_no_news))
+
+    def restart(self, *ledgers: str) -> None:
+        """Ledgers end without a word and others begin at their addresses; all units are begun anew too."""
+        units = [address for address in self._serving if address not in self.ledgers]
+        for address in (*ledgers, *units):
+            self._end(address)
+        for ledger in ledgers:
+            if ledger in self.storages:
+                self.storages[ledger] = MemoryStorage(None)
+            self._begin_ledger(ledger)
+        for address in units:
+            self.unit(address=address)
+
     def _begin(self, address: str, serving: Any) -> None:
         self._serving[address] = self.clock.create_task(serving)
         self.settle()
@@ -88,7 +104,11 @@ class World:
 
     def lose(self, address: str) -> None:
         """A unit ends without a word."""
-        del self._services[address], self.storages[address]
+        del self.storages[address]
+        self._end(address)
+
+    def _end(self, address: str) -> None:
+        del self._services[address]
         self._serving[address].cancel()
         self.settle()
 

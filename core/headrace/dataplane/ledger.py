@@ -71,8 +71,8 @@ class LedgerService:
         """In this process: what it keeps travels with the lease."""
         self._own_number = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._made = 0
-        """Partitions that there ever were."""
+        self._count = 0
+        """Of partitions that there ever were."""
         self._heard: dict[int, tuple[int, list[Noted]]] = {}
         """The last word of each unit, by its turn, and what was answered."""
 
@@ -105,7 +105,7 @@ class LedgerService:
         known = self._partitions.get(spec.name)
         if known is None:
             check_spec(spec)
-            self._add(PartitionLedger.make(spec, shard=self._place[0], number=self._made))
+            self._add(PartitionLedger.make(spec, shard=self._place[0], number=self._count))
         elif known.spec != spec:
             raise ContractError(
                 f"there is another partition {spec.name!r}: {known.spec}", fix="choose another name or the same columns"
@@ -117,8 +117,7 @@ class LedgerService:
         self._add(partition)
 
     def _add(self, partition: PartitionLedger) -> None:
-        self._made += 1
-        partition.made = self._made
+        self._count += 1
         self._partitions[partition.spec.name] = partition
 
     @rpc
@@ -205,7 +204,7 @@ class LedgerService:
             )
         for state in states:
             # It has the range of ids that it had, and those that come after it have others.
-            self._made = partition_of(state.ledger.next_group * state.spec.group_size)
+            self._count = partition_of(state.ledger.next_group * state.spec.group_size)
             self.create(state.spec)
             self._partitions[state.spec.name].restore(state)
 
@@ -304,7 +303,7 @@ class LedgerService:
     @rpc
     def first_batch(self, which: FirstBatch) -> int:
         """The first batch of a consumer that not every rank has acknowledged."""
-        return self._partition(which.partition).first_batch(which.consumer)
+        return self._partition(which.partition, which.made).first_batch(which.consumer)
 
     @rpc
     def release(self, ref: LeaseRef) -> None:
@@ -322,7 +321,7 @@ class LedgerService:
     @rpc
     def drop(self, groups: Groups) -> None:
         """Give whole groups up, also those on lease; those that are not there any more are skipped."""
-        partition = self._partition(groups.partition)
+        partition = self._partition(groups.partition, groups.made)
         self._free(partition, partition.drop(groups.groups))
 
     # ------------------------------------------------------------ inside

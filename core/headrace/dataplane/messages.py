@@ -38,7 +38,8 @@ class PartitionSpec(Message, frozen=True):
 
 class Described(Message, frozen=True):
     """A partition, and the addresses of all storage units, whose numbers are their places in it from 1 on. ``made``:
-    tells it from others of its name, before and after it; ``shard``, ``shards``: which of how many ledgers tells."""
+    tells it from others of its name, before and after it, of ledgers before and after this one too; ``shard``,
+    ``shards``: which of how many ledgers tells."""
 
     spec: PartitionSpec
     units: list[str]
@@ -200,17 +201,19 @@ class LeaseRef(Message, frozen=True):
 
 
 class FirstBatch(Message, frozen=True):
-    """Which batch of a consumer is the first that not every rank has acknowledged."""
+    """Which batch of a consumer is the first that not every rank has acknowledged. ``made``: as in :class:`Put`."""
 
     partition: str
     consumer: str
+    made: int = 0
 
 
 class Groups(Message, frozen=True):
-    """Groups to give up."""
+    """Groups to give up. ``made``: as in :class:`Put`."""
 
     partition: str
     groups: list[int]
+    made: int = 0
 
 
 class LostCall(Message, frozen=True):

@@ -26,7 +26,7 @@ from headrace.dataplane.messages import (
 )
 from headrace.dataplane.named_puts import NamedPuts
 from headrace.dataplane.refusals import lost_on_lease
-from headrace.dataplane.shards import SHARD_BITS, first_row
+from headrace.dataplane.shards import MADE_BITS, SHARD_BITS, first_row
 from headrace.dataplane.sharing import Sharing
 from headrace.dataplane.waiting import Waiting
 from headrace.errors import ContractError, RunError
@@ -70,8 +70,8 @@ class PartitionLedger:
         self._asking: dict[asyncio.Future[list[int]], int] = {}
         """Who waits for more of them, and how many each has seen."""
         self.ages = Ages()
-        self.made = 0
-        """Tells it from others of its name; given by whoever serves it."""
+        self.made = secrets.randbits(MADE_BITS)
+        """Tells it from others of its name, those of ledgers that were here before too, whose row ids were the same."""
         self._sharing = Sharing(ledger, self._granted)
         self._named = NamedPuts(spec.group_size)
 

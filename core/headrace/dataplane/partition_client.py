@@ -324,14 +324,14 @@ class Partition:
     def first_batch(self, consumer: str, *, deadline: float = DEADLINE) -> int:
         """Where ranks that share a consumer's batches begin, or go on: with the first that not every one of them has
         acknowledged."""
-        which = FirstBatch(self.name, consumer)
+        which = FirstBatch(self.name, consumer, self._made)
         return self.ledger.call(
             "first_batch", which, reply=int, deadline=deadline, awaiting="the ledger to say where to begin"
         )
 
     def drop(self, groups: Sequence[int], *, deadline: float = DEADLINE) -> None:
         """Give whole groups up: no consumer gets them any more. Who holds them may read them until the lease ends."""
-        self._tell("drop", Groups(self.name, as_ids(groups, "groups").tolist()), deadline)
+        self._tell("drop", Groups(self.name, as_ids(groups, "groups").tolist(), self._made), deadline)
 
     def lost(self, *, wait: float = 0.0, deadline: float = DEADLINE) -> list[int]:
         """Groups whose values went with a storage unit and that this object has not told of; waits up to ``wait``

@@ -116,8 +116,8 @@ def check_made(partition: str, wanted: int, made: int) -> None:
     """ContractError for whoever means another partition of the name. ``wanted``: 0 for any."""
     if wanted not in (0, made):
         raise ContractError(
-            f"partition {partition!r} was removed, and there is another of its name",
-            fix="ask the data plane for the partition again",
+            f"partition {partition!r} is another by now: it was removed, or its ledger was started again",
+            fix="ask the data plane for the partition again; rows and leases of before are not of this one",
         )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from time import monotonic
 from typing import TypeVar
 
@@ -25,7 +26,7 @@ from headrace.dataplane.messages import LeaseCall, LookCall, Noted, PartitionSta
 from headrace.dataplane.ordering import Order
 from headrace.dataplane.partition_client import DEADLINE, GRACE, LEASE_SECONDS, Partition
 from headrace.dataplane.rows import Rows
-from headrace.dataplane.shards import SHARD_BITS, oldest_shares, shards_of
+from headrace.dataplane.shards import SHARD_BITS, made_of, oldest_shares, shards_of
 from headrace.errors import ContractError, DeadlineError, HeadraceError, LostRowsError, RunError
 from headrace.wire import BlockingClient, Sent, first_answered
 
@@ -37,7 +38,9 @@ class ShardedPartition(Partition):
 
     def __init__(self, shards: Sequence[Partition]) -> None:
         self._shards = shards
-        self._home = shards[0]
+        self._home = copy(shards[0])
+        """What puts: units know the partition of all shards as one."""
+        self._home._made = made_of([shard._made for shard in shards])
         self.name = self._home.name
         self.spec = self._home.spec
         self._made = 0

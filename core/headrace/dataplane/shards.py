@@ -25,7 +25,8 @@ SHARD_BITS = 52
 """Of the ids of rows and leases: 2,048 shards."""
 PARTITION_BITS = 40
 """Of the ids of rows: 4,096 partitions of 10¹² rows, per shard."""
-
+MADE_BITS = 62
+"""Of what is drawn to tell partitions of a name from each other."""
 
 _Said = TypeVar("_Said", Note, Unkept)
 
@@ -38,6 +39,12 @@ def first_row(shard: int, partition: int) -> int:
 def partition_of(row: int) -> int:
     """The number of a row's partition, of those of its shard."""
     return (row >> PARTITION_BITS) & ((1 << SHARD_BITS - PARTITION_BITS) - 1)
+
+
+def made_of(shards: Sequence[int]) -> int:
+    """What tells a partition from others of its name, of what does so at each shard: another as soon as one of them
+    is."""
+    return sum(shards) % (1 << MADE_BITS)
 
 
 def shards_of(groups: Array, group_size: int) -> Array:
@@ -93,7 +100,7 @@ class ShardedLedger:
         """Of the unit, by shard."""
         self._group_sizes: dict[str, int] = {}
         self._made: dict[tuple[str, int], list[int]] = {}
-        """By partition and what the first shard's tells from others of its name: what each shard's does."""
+        """By partition and what tells it from others of its name: what does so at each shard."""
         self._turns = itertools.count()
         self._word: tuple[int, list[int]] = 0, []
         """The turn of the last word, and whose each of its notes was."""
@@ -113,10 +120,11 @@ class ShardedLedger:
         described = await asyncio.gather(*(shard.describe(partition) for shard in self._shards))
         for place, found in enumerate(described):
             check_place(found, place, len(self._shards))
-        first = described[0]
-        self._group_sizes[partition] = first.spec.group_size
-        self._made[partition, first.made] = [found.made for found in described]
-        return first
+        made = [found.made for found in described]
+        whole = msgspec.structs.replace(described[0], made=made_of(made))
+        self._group_sizes[partition] = whole.spec.group_size
+        self._made[partition, whole.made] = made
+        return whole
 
     def note(self, notes: Notes) -> asyncio.Future[list[Noted]]:
         """Each note's rows are of one shard. DeadlineError when a shard did not answer: notes that are told again, in

@@ -141,7 +141,7 @@ def test_an_old_partition_is_not_taken_for_another_of_its_name_though_it_looks_a
         lambda: partition.lease("score", 1, order=lambda ready: np.arange(len(ready.ids))),
         lambda: partition.lost(),
     ):
-        with pytest.raises(ContractError, match="partition 'phase' was removed, and there is another of its name"):
+        with pytest.raises(ContractError, match="partition 'phase' is another by now: it was removed"):
             use()
     assert plane.partition("phase").stats().rows == 1
 

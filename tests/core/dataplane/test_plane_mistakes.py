@@ -154,7 +154,7 @@ def test_rows_that_leave_while_their_unit_hears_that_it_may_keep_them_are_not_ke
 def test_lost_groups_of_which_one_was_told_that_died_are_told_to_the_next(world: World) -> None:
     partition, unit, rows = spread(world)
     died = [
-        world.client(LEDGER).submit("lost", LostCall("p", 1, 50.0, 0), reply=list[int], deadline=60) for _ in range(2)
+        world.client(LEDGER).submit("lost", LostCall("p", 0, 50.0, 0), reply=list[int], deadline=60) for _ in range(2)
     ]
     world.settle()
     world.lose(unit)

@@ -104,7 +104,7 @@ def test_whoever_asks_for_the_losses_of_a_partition_that_ended_is_not_told_of_th
     first = plane.create(FLOATS)
     plane.remove("phase")
     plane.create(FLOATS)
-    with pytest.raises(ContractError, match="partition 'phase' was removed, and there is another of its name"):
+    with pytest.raises(ContractError, match="partition 'phase' is another by now: it was removed"):
         first.lost()
 
 
