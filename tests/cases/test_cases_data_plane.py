@@ -140,7 +140,7 @@ def test_J03_bytes_are_counted_by_column_and_by_the_way_they_went(services: Serv
     partition.put({"tokens": tokens([5] * 8), "pixels": pixels, **reward(8)})
     for consumer in readers:
         partition.get(partition.lease(consumer, 8))
-    (unit,) = partition._units
+    (unit,) = partition._units.addresses
     figures = services.plane().client(unit).call("figures", reply=UnitFigures, deadline=30)
     assert {(hop, column): nbytes for hop, _, column, nbytes in figures.traffic} == {
         ("put", "tokens"): 160,

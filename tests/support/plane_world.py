@@ -19,8 +19,9 @@ import pytest
 from headrace.contract import Storage
 from headrace.dataplane import DataPlane
 from headrace.dataplane.serve import serve_ledger, serve_unit
-from headrace.errors import SilenceError
-from headrace.wire import encode
+from headrace.errors import HeadraceError, SilenceError
+from headrace.wire import Meanwhile, encode
+from headrace.wire.blocking import TURN_SECONDS
 from headrace.wire.codec import decoder_for
 from headrace.wire.methods import Method, methods_of
 from headrace_storage.memory import MemoryStorage
@@ -198,15 +199,25 @@ class World:
             step = min(2 * step, LONGEST_STEP)
             self.settle()
 
-    def outcome(self, flight: Flight) -> Any:
+    def outcome(self, flight: Flight, meanwhile: Meanwhile | None = None) -> Any:
         """Wait for the answer to a call."""
         self.settle()
-        end, step = self.clock.now + flight.deadline, FIRST_STEP
+        end, step, looked = self.clock.now + flight.deadline, FIRST_STEP, self.clock.now
         while not flight.answer.done() and self.clock.now < end:
             self.clock.now = min(end, self.clock.now + step)
             step = min(2 * step, LONGEST_STEP)
             self.settle()
+            if meanwhile is not None and looked + TURN_SECONDS <= self.clock.now < end and not flight.answer.done():
+                looked = self.clock.now
+                self._look(flight, meanwhile, end - looked)
         return flight.answer.result()
+
+    def _look(self, flight: Flight, meanwhile: Meanwhile, left: float) -> None:
+        try:
+            meanwhile(left)
+        except HeadraceError:
+            flight.answer.cancel()
+            raise
 
     def close(self) -> None:
         for address in reversed(list(self._serving)):
@@ -303,8 +314,17 @@ class BlockingClient:
         self._world = world
         self._client = Client(world, address)
 
-    def call(self, method: str, request: object = None, *, reply: Any = NoneType, **told: Any) -> Any:
-        return self._world.outcome(Flight(self._client.submit(method, request, reply=reply, **told), told["deadline"]))
+    def call(
+        self,
+        method: str,
+        request: object = None,
+        *,
+        reply: Any = NoneType,
+        meanwhile: Meanwhile | None = None,
+        **told: Any,
+    ) -> Any:
+        flight = Flight(self._client.submit(method, request, reply=reply, **told), told["deadline"])
+        return self._world.outcome(flight, meanwhile)
 
     def send(self, method: str, request: object = None, *, deadline: float, awaiting: str = "") -> Flight:
         """The reply is decoded when it is received, if it ever is."""
@@ -312,8 +332,8 @@ class BlockingClient:
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         return Flight(answer, deadline)
 
-    def receive(self, sent: Flight, reply: Any) -> Any:
-        message = encode(self._world.outcome(sent))
+    def receive(self, sent: Flight, reply: Any, meanwhile: Meanwhile | None = None) -> Any:
+        message = encode(self._world.outcome(sent, meanwhile))
         return decoder_for(reply).decode(message[0], message[1:])
 
     def cancel(self, sent: Flight) -> None:

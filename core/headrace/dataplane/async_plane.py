@@ -16,7 +16,8 @@ from headrace.contract import Array, Batch, Column
 from headrace.dataplane.gathering import join, parts
 from headrace.dataplane.messages import Fetch, Found, Noted, Put
 from headrace.dataplane.shared import Segments
-from headrace.errors import LostRowsError, WireError
+from headrace.dataplane.unit_clients import unit_gone
+from headrace.errors import WireError
 from headrace.wire import Client
 
 DEADLINE = 60.0
@@ -95,7 +96,7 @@ class AsyncPlane:
             await client.close()
 
     async def _fetch(self, unit: int, fetch: Fetch, held: bool) -> Batch:
-        address = await self._address(unit)
+        address = await self._address(unit, fetch.rows)
         client = self._client(address)
         awaiting = "a storage unit to send rows"
         try:
@@ -108,7 +109,7 @@ class AsyncPlane:
         except WireError as error:
             if self._clients.get(address) is client:
                 raise
-            raise LostRowsError("a storage unit was lost, and the rows that it kept") from error
+            raise unit_gone(unit, fetch.rows) from error
 
     async def _reach_segments(self, unit: int, client: Client) -> Segments | None:
         """The memory that a unit shares; None where it shares none, or this process cannot map it."""
@@ -124,13 +125,13 @@ class AsyncPlane:
         if (segments := self._segments.pop(unit, None)) is not None:
             segments.close()
 
-    async def _address(self, unit: int) -> str:
-        """Of a unit by its number. LostRowsError when it is gone."""
+    async def _address(self, unit: int, rows: Array) -> str:
+        """Of a unit by its number. LostRowsError when it is gone, and with it ``rows``."""
         if unit > len(self._addresses):
             await self._learn()
         address = self._addresses[unit - 1] if 0 < unit <= len(self._addresses) else ""
         if not address:
-            raise LostRowsError("a storage unit is gone, and the rows that it kept")
+            raise unit_gone(unit, rows)
         return address
 
     async def _next_unit(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from headrace.dataplane.shared import Segments
 from headrace.errors import WireError
-from headrace.wire import BlockingClient
+from headrace.wire import BlockingClient, Meanwhile
 
 
 class Connections:
@@ -29,11 +29,17 @@ class Connections:
             self._clients[address] = self._connect(address)
         return self._clients[address]
 
-    def segments(self, number: int, address: str, *, deadline: float) -> Segments | None:
+    def segments(
+        self, number: int, address: str, *, deadline: float, meanwhile: Meanwhile | None = None
+    ) -> Segments | None:
         """The memory that a unit shares; None where it shares none, or this process cannot map it."""
         if number not in self._segments:
             directory = self.client(address).call(
-                "segments", reply=str, deadline=deadline, awaiting="a storage unit to say what it shares"
+                "segments",
+                reply=str,
+                deadline=deadline,
+                awaiting="a storage unit to say what it shares",
+                meanwhile=meanwhile,
             )
             self._segments[number] = Segments.reach(directory)
         return self._segments[number]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from time import monotonic
 
 import numpy as np
@@ -32,16 +32,18 @@ from headrace.dataplane.ordering import Order, lease_in_order
 from headrace.dataplane.rows import Rows, check_rows, lease_ref
 from headrace.dataplane.shards import check_place
 from headrace.dataplane.shared import SHARED_BYTES, Reading, nbytes_of, put_shared
+from headrace.dataplane.unit_clients import UnitClients
 from headrace.errors import ContractError, DeadlineError, HeadraceError, LostRowsError
 from headrace.flow.group_table import UNKNOWN
 from headrace.wire import BlockingClient, check_deadline
 
 DEADLINE = 60.0
-LEARN_SECONDS = 5.0
-"""After which a producer asks again where the storage units are, so that one that came later gets its share."""
 LEASE_SECONDS = 60.0
 GRACE = 10.0
 """How much longer than the ledger a consumer waits for what the ledger decides."""
+_ONCE = "the rows may be kept: whoever names a put by once= can put it again, and keep it once"
+_NO_ROWS = np.zeros(0, np.int64)
+"""Nobody knows yet which."""
 
 
 class Partition:
@@ -55,8 +57,9 @@ class Partition:
         check_place(described, *shard)
         self.spec: PartitionSpec = described.spec
         self._made = described.made
-        self._show(described.units)
-        self._turn = 0
+        self._ledgers = described.shards
+        self._units = UnitClients(connections, lambda deadline: self._describe(deadline).units)
+        self._units.show(described.units)
         self._told = 0
         """Groups that :meth:`lost` has told of."""
 
@@ -105,34 +108,37 @@ class Partition:
         check_deadline(deadline)
         ids = None if rows is None else as_ids(rows, "rows of a put")
         put = Put(self.name, ids, dict(columns), version, made=self._made, once=once)
-        number = self._next_unit(deadline)
-        try:
-            return self._put(number, put, deadline)
-        except DeadlineError as error:
-            self._there.clear()  # the next put asks anew, and need not meet it again if it is gone
-            error.fix = (
-                error.fix or "the rows may be kept: whoever names a put by once= can put it again, and keep it once"
-            )
-            raise
+        end = monotonic() + deadline
+        while (left := end - monotonic()) > 0:
+            number = self._units.next(left)
+            try:
+                return self._put(number, put, left)
+            except DeadlineError as error:
+                self._units.ask_anew()
+                error.fix = error.fix or _ONCE
+                raise
+            except LostRowsError as error:
+                if not self._units.is_gone(number):
+                    raise
+                if ids is None and self._ledgers > 1 and not once:
+                    # Another ledger may not have given the unit up yet, and still hear of these rows.
+                    raise DeadlineError(
+                        f"storage unit {number} is gone, and has not said what became of a put", fix=_ONCE
+                    ) from error
+        raise DeadlineError(
+            "the storage unit that was to keep rows is gone, and no time is left for another", fix=_ONCE
+        )
 
     def _put(self, number: int, put: Put, deadline: float) -> Noted:
-        unit = self._unit(number, deadline)
+        client = self._units.client(number, deadline, _NO_ROWS)
+        meanwhile = self._units.meanwhile(number, _NO_ROWS)
         if nbytes_of(put.columns) >= SHARED_BYTES:
-            segments = self._connections.segments(number, self._units[number - 1], deadline=deadline)
-            noted = segments and put_shared(unit, segments, put, deadline=deadline)
+            segments = self._units.segments(number, deadline, _NO_ROWS)
+            noted = segments and put_shared(client, segments, put, deadline=deadline, meanwhile=meanwhile)
             if noted:
                 return noted
-        return unit.call("put", put, reply=Noted, deadline=deadline, awaiting="a storage unit to keep rows")
-
-    def _next_unit(self, deadline: float) -> int:
-        """Units in turn."""
-        if not self._there or monotonic() > self._learned + LEARN_SECONDS:
-            self._learn(deadline)
-        if not self._there:
-            raise DeadlineError("the data plane has no storage unit", fix="start one")
-        number = self._there[self._turn % len(self._there)]
-        self._turn += 1
-        return number
+        awaiting = "a storage unit to keep rows"
+        return client.call("put", put, reply=Noted, deadline=deadline, awaiting=awaiting, meanwhile=meanwhile)
 
     def lease(
         self,
@@ -265,28 +271,15 @@ class Partition:
 
     def _fetch(self, unit: int, rows: Array, columns: tuple[str, ...], deadline: float) -> Batch:
         reading = self._ask(unit, rows, columns, deadline)
-        with self._noticing(unit, deadline):
+        with self._units.noticing(unit, rows, deadline):
             return reading.batch()
 
     def _ask(self, unit: int, rows: Array, columns: tuple[str, ...], deadline: float) -> Reading:
-        client = self._unit(unit, deadline)
-        with self._noticing(unit, deadline):
-            segments = self._connections.segments(unit, self._units[unit - 1], deadline=deadline)
-            return Reading(client, segments, Fetch(rows, columns, self.name), deadline=deadline)
-
-    @contextmanager
-    def _noticing(self, unit: int, deadline: float) -> Iterator[None]:
-        """When a unit that does not answer is gone."""
-        try:
-            yield
-        except DeadlineError as error:
-            self._learn(deadline)
-            if self._units[unit - 1]:
-                raise DeadlineError(
-                    f"storage unit {unit} does not answer, and the ledger has not given it up: {error.message}",
-                    fix="ask again: a unit that is gone is given up soon",
-                ) from error
-            raise LostRowsError("a storage unit is gone, and the rows that it kept") from error
+        client = self._units.client(unit, deadline, rows)
+        meanwhile = self._units.meanwhile(unit, rows)
+        with self._units.noticing(unit, rows, deadline):
+            segments = self._units.segments(unit, deadline, rows)
+            return Reading(client, segments, Fetch(rows, columns, self.name), deadline=deadline, meanwhile=meanwhile)
 
     def _gather(self, rows: Array, columns: tuple[str, ...], units: Array, deadline: float) -> Batch:
         """From several units at once."""
@@ -297,7 +290,7 @@ class Partition:
                 asked.append((part, self._ask(part.unit, rows[part.at], part.columns, deadline)))
             while asked:
                 part, reading = asked.pop(0)
-                with self._noticing(part.unit, deadline):
+                with self._units.noticing(part.unit, rows[part.at], deadline):
                     found.append((part, reading.batch()))
         finally:
             for _, reading in asked:
@@ -356,34 +349,19 @@ class Partition:
 
     def unit_stats(self, *, deadline: float = DEADLINE) -> list[StorageStats]:
         """Rows and bytes that each unit holds, of all partitions."""
-        self._learn(deadline)
+        self._units.learn(deadline)
         return [
-            self._unit(number, deadline).call(
+            self._connections.client(address).call(
                 "unit_stats", reply=StorageStats, deadline=deadline, awaiting="a unit's figures"
             )
-            for number, address in enumerate(self._units, 1)
+            for address in self._units.addresses
             if address
         ]
 
     def _tell(self, method: str, request: object, deadline: float) -> None:
         self.ledger.call(method, request, deadline=deadline, awaiting="the ledger")
 
-    def _learn(self, deadline: float) -> None:
-        """Where the units are."""
-        self._show(self._describe(deadline).units)
-
-    def _show(self, units: list[str]) -> None:
-        self._units, self._learned = units, monotonic()
-        self._there = [number for number, address in enumerate(units, 1) if address]
-
     def _describe(self, deadline: float = DEADLINE) -> Described:
         return self.ledger.call(
             "describe", self.name, reply=Described, deadline=deadline, awaiting="the description of a partition"
         )
-
-    def _unit(self, number: int, deadline: float = DEADLINE) -> BlockingClient:
-        if number > len(self._units):
-            self._learn(deadline)
-        if not self._units[number - 1]:
-            raise LostRowsError("a storage unit is gone, and the rows that it kept")
-        return self._connections.client(self._units[number - 1])

@@ -21,7 +21,7 @@ import numpy as np
 
 from headrace.contract import Array, Batch, Column, Placed, Ragged, Region
 from headrace.dataplane.messages import Fetch, Found, Noted, Put, PutPlaced, Reserve, Reserved
-from headrace.wire import BlockingClient
+from headrace.wire import BlockingClient, Meanwhile
 
 SHARED_BYTES = 1 << 16
 """From here on values are not sent: a message of fewer costs less than the words that it saves."""
@@ -121,12 +121,19 @@ class Segments:
         return os.path.join(self._directory, os.path.basename(name))
 
 
-def put_shared(client: BlockingClient, segments: Segments, put: Put, *, deadline: float) -> Noted | None:
+def put_shared(
+    client: BlockingClient, segments: Segments, put: Put, *, deadline: float, meanwhile: Meanwhile | None
+) -> Noted | None:
     """Write values to the unit's memory and tell it; None where there is no room, or the memory cannot be mapped."""
     until = monotonic() + deadline
     request = Reserve(room_for(put.columns), segments.owner)
     reserved = client.call(
-        "reserve", request, reply=Reserved, deadline=deadline, awaiting="a storage unit to reserve memory"
+        "reserve",
+        request,
+        reply=Reserved,
+        deadline=deadline,
+        awaiting="a storage unit to reserve memory",
+        meanwhile=meanwhile,
     )
     if reserved.region is None:
         return None
@@ -136,27 +143,42 @@ def put_shared(client: BlockingClient, segments: Segments, put: Put, *, deadline
         return None  # what was reserved is free with this client's next reservation
     told = PutPlaced(put.partition, put.rows, reserved.region, placed, put.version, put.made, put.once)
     left = max(until - monotonic(), 0.001)
-    return client.call("put_placed", told, reply=Noted, deadline=left, awaiting="a storage unit to keep rows")
+    awaiting = "a storage unit to keep rows"
+    return client.call("put_placed", told, reply=Noted, deadline=left, awaiting=awaiting, meanwhile=meanwhile)
 
 
 class Reading:
     """A read that is under way."""
 
-    def __init__(self, client: BlockingClient, segments: Segments | None, fetch: Fetch, *, deadline: float) -> None:
+    def __init__(
+        self,
+        client: BlockingClient,
+        segments: Segments | None,
+        fetch: Fetch,
+        *,
+        deadline: float,
+        meanwhile: Meanwhile | None,
+    ) -> None:
         self._client, self._segments, self._fetch, self._deadline = client, segments, fetch, deadline
+        self._meanwhile = meanwhile
         method = "get" if segments is None else "locate"
         self._sent = client.send(method, fetch, deadline=deadline, awaiting="a storage unit to send rows")
 
     def batch(self) -> Batch:
         """The rows."""
         if self._segments is None:
-            return self._client.receive(self._sent, Batch)
-        found = self._client.receive(self._sent, Found)
+            return self._client.receive(self._sent, Batch, self._meanwhile)
+        found = self._client.receive(self._sent, Found, self._meanwhile)
         try:
             return self._segments.batch(self._fetch, found)
         except OSError:  # this process cannot map what it should: it has too many files open, or too little memory
             return self._client.call(
-                "get", self._fetch, reply=Batch, deadline=self._deadline, awaiting="a storage unit to send rows"
+                "get",
+                self._fetch,
+                reply=Batch,
+                deadline=self._deadline,
+                awaiting="a storage unit to send rows",
+                meanwhile=self._meanwhile,
             )
 
     def cancel(self) -> None:

@@ -17,14 +17,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from headrace.contract import Array, Batch
 from headrace.dataplane.gathering import parts
-from headrace.dataplane.messages import Fetch, Frozen, Message, Noted, PartitionState, Put
-from headrace.errors import DeadlineError, HeadraceError, LostRowsError, RunError
+from headrace.dataplane.messages import Described, Fetch, Frozen, Message, Noted, PartitionState, Put
+from headrace.dataplane.unit_clients import unit_gone
+from headrace.errors import ContractError, DeadlineError, HeadraceError, LostRowsError, RunError
 from headrace.wire import BlockingClient, RecordWriter, RefusedError, decode, read_records
 
 FORMAT = 1
@@ -42,6 +43,14 @@ class Head(Message, frozen=True):
 
     format: int
     ledgers: list[int]
+
+
+class _Source(NamedTuple):
+    """Of values: a unit, where it is, and the ledger that knows whether it still is."""
+
+    unit: int
+    address: str
+    ledger: BlockingClient
 
 
 class Values(Message, frozen=True):
@@ -73,7 +82,7 @@ def _take(writer: RecordWriter, ledgers: Sequence[str], client: Connect, seconds
         for address in ledgers:
             sent = client(address).send("freeze", seconds, deadline=_left(end), awaiting="a ledger's state")
             frozen.append(client(address).receive(sent, Frozen))
-        _write(writer, frozen, client, end)
+        _write(writer, ledgers, frozen, client, end)
     except BaseException:  # whatever it was, ledgers must not keep holding what is deleted; raised again
         with suppress(HeadraceError):  # a hold ends by itself
             _thaw(ledgers, frozen, client, end)
@@ -86,19 +95,19 @@ def _thaw(ledgers: Sequence[str], frozen: Sequence[Frozen], client: Connect, end
         client(address).call("thaw", ledger.hold, deadline=_left(end), awaiting="a ledger to go on deleting")
 
 
-def _write(writer: RecordWriter, frozen: Sequence[Frozen], client: Connect, end: float) -> None:
+def _write(writer: RecordWriter, ledgers: Sequence[str], frozen: Sequence[Frozen], client: Connect, end: float) -> None:
     writer.write(Head(FORMAT, [len(ledger.partitions) for ledger in frozen]))
     for ledger in frozen:
         for state in ledger.partitions:
             writer.write(state)
-    for ledger in frozen:
+    for at, ledger in zip(ledgers, frozen, strict=True):
         for state in ledger.partitions:
             for rows, units in _portions(state):
                 for part in parts(units, tuple(state.spec.columns)):
                     if part.unit:
-                        address = ledger.units[part.unit - 1]
-                        batch = _read(address, Fetch(rows[part.at], part.columns, state.spec.name), client, end)
-                        writer.write(Values(state.spec.name, batch))
+                        fetch = Fetch(rows[part.at], part.columns, state.spec.name)
+                        source = _Source(part.unit, ledger.units[part.unit - 1], client(at))
+                        writer.write(Values(state.spec.name, _read(source, fetch, client, end)))
 
 
 def _portions(state: PartitionState) -> Iterator[tuple[Array, Array]]:
@@ -110,17 +119,35 @@ def _portions(state: PartitionState) -> Iterator[tuple[Array, Array]]:
     yield from zip(np.split(rows, cuts), np.split(state.units, cuts), strict=True)
 
 
-def _read(address: str, fetch: Fetch, client: Connect, end: float) -> Batch:
-    """LostRowsError when the unit is gone."""
-    again = "take the snapshot again: by then the ledger knows what is lost"
-    if not address:
-        raise LostRowsError("a storage unit is gone, and values that a snapshot names", fix=again)
+def _read(source: _Source, fetch: Fetch, client: Connect, end: float) -> Batch:
+    """LostRowsError when the unit is gone, DeadlineError when it does not answer in time."""
+    seconds, awaiting = min(DEADLINE, _left(end)), "values for a snapshot"
     try:
-        seconds = min(DEADLINE, _left(end))
-        return client(address).call("get", fetch, reply=Batch, deadline=seconds, awaiting="values for a snapshot")
-    except (DeadlineError, LostRowsError) as error:
-        _left(end)
-        raise LostRowsError(f"values that a snapshot names are lost: {error.message}", fix=again) from error
+        if not source.address:
+            raise unit_gone(source.unit, fetch.rows)
+        unit = client(source.address)
+        meanwhile = None if unit is source.ledger else lambda left: _require(source, fetch, left)
+        return unit.call("get", fetch, reply=Batch, deadline=seconds, awaiting=awaiting, meanwhile=meanwhile)
+    except LostRowsError as error:
+        raise LostRowsError(
+            f"values that a snapshot names are lost: {error.message}",
+            fix="take the snapshot again: by then the ledger knows what is lost",
+        ) from error
+    except DeadlineError as error:
+        raise DeadlineError(
+            f"storage unit {source.unit} did not send values for a snapshot: {error.message}",
+            fix="give it a later deadline; a unit that is gone is given up soon",
+        ) from error
+
+
+def _require(source: _Source, fetch: Fetch, seconds: float) -> None:
+    """LostRowsError when the ledger has given the unit up."""
+    with suppress(ContractError):  # the partition was removed meanwhile; the snapshot has it
+        described = source.ledger.call(
+            "describe", fetch.partition, reply=Described, deadline=seconds, awaiting="where storage units are"
+        )
+        if not described.units[source.unit - 1]:
+            raise unit_gone(source.unit, fetch.rows)
 
 
 def put_back(path: Path, ledgers: Sequence[str], client: Connect, *, deadline: float) -> None:

@@ -7,7 +7,7 @@ The room knows no roles.
 
 from headrace.wire.address import ipc_address, tcp_address
 from headrace.wire.arrays import array_bytes
-from headrace.wire.blocking import BlockingClient, Sent, first_answered
+from headrace.wire.blocking import BlockingClient, Meanwhile, Sent, first_answered
 from headrace.wire.checksum import manifest_digest, tensor_checksum, tensor_info
 from headrace.wire.client import Client
 from headrace.wire.codec import decode, encode
@@ -31,6 +31,7 @@ __all__ = [
     "Gate",
     "Keys",
     "Limits",
+    "Meanwhile",
     "Network",
     "OwnDirectory",
     "Promise",

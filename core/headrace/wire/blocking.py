@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil
 from types import NoneType
 from typing import Any, NamedTuple, TypeVar, overload
@@ -34,6 +34,9 @@ R = TypeVar("R")
 
 _RCVMORE, _SNDMORE = int(zmq.RCVMORE), int(zmq.SNDMORE)
 _ZERO_COPY_BYTES = 1 << 16
+TURN_SECONDS = 2.0
+"""How often whoever waits looks whether it is worth it; one value for all calls, since setting it costs a call."""
+Meanwhile = Callable[[float], None]
 _decode = msgspec.msgpack.Decoder(Reply[msgspec.Raw] | Failure).decode
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -70,18 +73,41 @@ class BlockingClient:
         """Replies to calls that are received later."""
 
     @overload
-    def call(self, method: str, request: object = None, *, deadline: float, awaiting: str = "") -> None: ...
+    def call(
+        self,
+        method: str,
+        request: object = None,
+        *,
+        deadline: float,
+        awaiting: str = "",
+        meanwhile: Meanwhile | None = None,
+    ) -> None: ...
 
     @overload
     def call(
-        self, method: str, request: object = None, *, reply: type[R], deadline: float, awaiting: str = ""
+        self,
+        method: str,
+        request: object = None,
+        *,
+        reply: type[R],
+        deadline: float,
+        awaiting: str = "",
+        meanwhile: Meanwhile | None = None,
     ) -> R: ...
 
     def call(
-        self, method: str, request: object = None, *, reply: Any = NoneType, deadline: float, awaiting: str = ""
+        self,
+        method: str,
+        request: object = None,
+        *,
+        reply: Any = NoneType,
+        deadline: float,
+        awaiting: str = "",
+        meanwhile: Meanwhile | None = None,
     ) -> Any:
-        """Call ``method`` and wait at most ``deadline`` seconds. Raises as :meth:`headrace.wire.Client.call`."""
-        return self.receive(self.send(method, request, deadline=deadline, awaiting=awaiting), reply)
+        """Call ``method`` and wait at most ``deadline`` seconds. Raises as :meth:`headrace.wire.Client.call`, and what
+        ``meanwhile`` raises."""
+        return self.receive(self.send(method, request, deadline=deadline, awaiting=awaiting), reply, meanwhile)
 
     def send(self, method: str, request: object = None, *, deadline: float, awaiting: str = "") -> Sent:
         """Begin a call, so that several can be under way; :meth:`receive` or :meth:`cancel` ends it."""
@@ -108,10 +134,11 @@ class BlockingClient:
             raise WireError(f"{self._address} takes no more messages: its queue is full") from None
         return Sent(self._calls, method, time.monotonic() + deadline, deadline, awaiting)
 
-    def receive(self, sent: Sent, reply: type[R]) -> R:
-        """The reply to a call."""
+    def receive(self, sent: Sent, reply: type[R], meanwhile: Meanwhile | None = None) -> R:
+        """The reply to a call. ``meanwhile``: is told after each ``TURN_SECONDS`` how many seconds are left; what it
+        raises ends the call. It must not use this client."""
         try:
-            answer, arrays = self._early.pop(sent.id) if sent.id in self._early else self._await(sent)
+            answer, arrays = self._early.pop(sent.id) if sent.id in self._early else self._await(sent, meanwhile)
         finally:
             self._alone.release()
         if isinstance(answer, Failure):
@@ -184,19 +211,20 @@ class BlockingClient:
         return self._socket
 
     def _wait_at_most(self, seconds: float) -> None:
-        """Setting what is set costs more than a small message."""
-        milliseconds = ceil(seconds * 1000)
+        """Or for a turn. Setting what is set costs more than a small message."""
+        milliseconds = ceil(min(seconds, TURN_SECONDS) * 1000)
         if milliseconds != self._milliseconds:
             socket = self._connected()
             socket.set(zmq.SNDTIMEO, milliseconds)
             socket.set(zmq.RCVTIMEO, milliseconds)
             self._milliseconds = milliseconds
 
-    def _await(self, sent: Sent) -> tuple[Reply[msgspec.Raw] | Failure, list[memoryview]]:
+    def _await(self, sent: Sent, meanwhile: Meanwhile | None) -> tuple[Reply[msgspec.Raw] | Failure, list[memoryview]]:
         while (left := sent.until - time.monotonic()) > 0:
             received = self._receive(left)
             if received is None:
-                break
+                self._look(sent, meanwhile)
+                continue
             answer, arrays = received
             if answer.id == sent.id:
                 return answer, arrays
@@ -207,6 +235,17 @@ class BlockingClient:
         error = silence(message, self._handshakes)
         self._give_up(sent.id)
         raise error
+
+    def _look(self, sent: Sent, meanwhile: Meanwhile | None) -> None:
+        """Whether it is worth waiting on."""
+        left = sent.until - time.monotonic()
+        if meanwhile is None or left <= 0:
+            return
+        try:
+            meanwhile(left)
+        except BaseException:  # whatever it was, nobody waits any more; raised again
+            self._give_up(sent.id)
+            raise
 
     def _receive(self, seconds: float) -> tuple[Reply[msgspec.Raw] | Failure, list[memoryview]] | None:
         socket = self._connected()

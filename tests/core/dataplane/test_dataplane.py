@@ -327,7 +327,7 @@ def test_rows_of_a_unit_that_is_gone_are_named_and_given_to_nobody(services: Ser
     services.lose_unit(1)
     assert partition.lost(wait=30) == [*first.tolist(), *third.tolist()]
     assert partition.lost() == []
-    with pytest.raises(LostRowsError, match="unit is gone"):
+    with pytest.raises(LostRowsError, match="storage unit 1 is gone, and with it what it kept of rows"):
         partition.get(held, deadline=0.05)
     with pytest.raises(LostRowsError, match="made anew"):
         partition.acknowledge(held)
@@ -342,7 +342,7 @@ def test_a_unit_that_comes_later_gets_its_share(services: Services, monkeypatch:
     partition = services.plane().create(spec())
     put(partition, 1)
     services.unit()
-    monkeypatch.setattr("headrace.dataplane.partition_client.LEARN_SECONDS", 0.0)
+    monkeypatch.setattr("headrace.dataplane.unit_clients.LEARN_SECONDS", 0.0)
     for _ in range(3):
         put(partition, 1)
     assert [stats.rows for stats in partition.unit_stats()] == [2, 2]

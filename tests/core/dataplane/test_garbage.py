@@ -227,7 +227,7 @@ def tell(method: str, request: object) -> Nonsense:
 
 
 def to_unit(method: str, request: object) -> Nonsense:
-    return lambda partition: partition._unit(1).call(method, request, reply=Any, deadline=5)
+    return lambda partition: partition._units.client(1, 5, np.zeros(0)).call(method, request, reply=Any, deadline=5)
 
 
 def lease(groups: int, at_least: int, *, wait: float = 0.1, seconds: float = 1.0, **limits: int) -> Nonsense:
@@ -308,7 +308,7 @@ def test_rows_that_never_were_are_refused_by_name_and_deleted_without_harm(garbl
     named = np.array(rows)
     noted = garbled.partition.try_put({"reward": np.zeros(2, np.float32)}, rows=named)
     assert set(noted.refused.tolist()) <= {2, 3}
-    garbled.partition._unit(1).call("delete", named, deadline=5)
+    garbled.partition._units.client(1, 5, np.zeros(0)).call("delete", named, deadline=5)
     garbled.partition.drop([row // 2 for row in rows])
     assert garbled.partition.unit_stats()[0].nbytes == 0
     garbled.cycle()

@@ -86,7 +86,7 @@ def test_of_many_real_puts_that_nobody_waited_for_the_named_ones_are_kept_once(
     for number in range(50):
         once = f"put {number}" if named else ""
         with pytest.raises(DeadlineError):
-            partition._unit(1).call(
+            services.plane().client(partition._units.addresses[0]).call(
                 "put", Put("phase", None, {"reward": np.ones(2)}, 0, once=once), reply=Noted, deadline=1e-6
             )
         put(partition, once)

@@ -109,7 +109,7 @@ def test_calls_that_wait_are_told_with_the_age_of_the_first(scraped: Scraped) ->
 
 def test_a_unit_tells_how_full_it_is_and_what_waits_for_room(scraped: Scraped) -> None:
     partition = scraped.partition
-    (unit,) = partition._units
+    (unit,) = partition._units.addresses
     first = partition.put({"tokens": tokens(3)})
     with ThreadPoolExecutor() as pool:
         waits = pool.submit(scraped.services.plane().partition("phase").put, {"tokens": tokens(2)})
@@ -124,7 +124,7 @@ def test_a_unit_tells_how_full_it_is_and_what_waits_for_room(scraped: Scraped) -
 
 def test_bytes_of_columns_are_told_by_the_way_they_went(scraped: Scraped) -> None:
     partition = scraped.partition
-    (unit,) = partition._units
+    (unit,) = partition._units.addresses
     partition.put({"tokens": tokens(1)})
     partition.take("score", 1)
     told = scraped.scrape()
@@ -133,7 +133,7 @@ def test_bytes_of_columns_are_told_by_the_way_they_went(scraped: Scraped) -> Non
 
 
 def test_refused_messages_are_told_by_node_and_reason(scraped: Scraped) -> None:
-    (unit,) = scraped.partition._units
+    (unit,) = scraped.partition._units.addresses
     with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
         peer.linger = 10_000
         for address in (scraped.services.ledger, unit):
