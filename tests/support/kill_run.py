@@ -49,7 +49,6 @@ class KillRun:
         self._producers: dict[str, BaseProcess] = {}
         self._ledger: BaseProcess | None = None
         self._started = 0
-        self._gone = 0
         """Units that were killed."""
 
     def run(self, seconds: float) -> Outcome:
@@ -119,7 +118,6 @@ class KillRun:
         if self._chance.random() < UNIT_SHARE:
             name = self._chance.choice(sorted(self._units))
             self._kill(self._units.pop(name))
-            self._gone += 1
             self._start_unit()
         else:
             name = self._chance.choice(sorted(self._consumers))
@@ -143,7 +141,6 @@ class KillRun:
             log = (self._directory / f"{name}.log").read_text()
             if name in self._units and "was given up" in log:
                 del self._units[name]
-                self._gone += 1
                 self._start_unit()
                 self.outcome.kills.append(f"{name} was given up")
             elif process.exitcode == 0 and self._may_end(name):
@@ -162,7 +159,7 @@ class KillRun:
         """In order: no new prompts, every lost group named, its prompt put again, all rows acknowledged, all freed."""
         self._say(roles.STOP)
         self._until(lambda: set(self._producers) <= {"producer-0"}, "producers end")
-        self._until(lambda: self._unreachable(plane) == self._gone, "killed units are missed")
+        self._until(lambda: self._reachable(plane) == len(self._units), "killed units are missed, and others known")
         self._say(roles.LAST)
         self._until(lambda: not self._producers, "the prompts of lost groups are put again")
         self._until(lambda: partition.stats().rows == 0, "every row is acknowledged by every task")
@@ -170,9 +167,9 @@ class KillRun:
         living = plane.partition(partition.spec.name)
         self._until(lambda: not any(stats.nbytes for stats in living.unit_stats()), "the units keep nothing")
 
-    def _unreachable(self, plane: DataPlane) -> int:
+    def _reachable(self, plane: DataPlane) -> int:
         described = plane.client().call("describe", roles.SPEC.name, reply=Described, deadline=PATIENCE)
-        return described.units.count("")
+        return len(described.units) - described.units.count("")
 
     def _say(self, word: str) -> None:
         (self._directory / word).touch()
