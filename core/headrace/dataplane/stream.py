@@ -80,6 +80,8 @@ class Stream:
         self._process = os.getpid()
         self._desk, self._source = connect(), connect()
         self._fetched: queue.Queue[_Fetched | BaseException] = queue.Queue(maxsize=ahead)
+        self._missing = 0
+        """Groups that the rank's step still lacks."""
         self._given: list[Rows] = []
         """To the rank, and not acknowledged yet."""
         self._held: dict[int, tuple[Rows, float]] = {}
@@ -93,13 +95,15 @@ class Stream:
 
     def step(self, *, deadline: float = 3600.0) -> Iterator[Batch]:
         """The micro-batches of one optimiser step, valid until they are acknowledged: see :meth:`Partition.get`.
-        DeadlineError when one does not come in time; whatever ended the fetching is raised here: SilenceError, which
-        names it, when the ledger does not answer any more. RunError after :meth:`close`."""
+        DeadlineError when one does not come in time; then, and when a step was left early, the next call goes on with
+        what it still lacks, so that each has ``step_groups``. Whatever ended the fetching is raised here: SilenceError,
+        which names it, when the ledger does not answer any more. RunError after :meth:`close`."""
         check_wait(deadline)
-        missing = self._step_groups
-        while missing > 0:  # ranks that begin within a step of those before them may get more
+        if self._missing <= 0:
+            self._missing = self._step_groups
+        while self._missing > 0:  # ranks that begin within a step of those before them may get more
             fetched = self._next(deadline)
-            missing -= fetched.rows.groups
+            self._missing -= fetched.rows.groups
             self._given.append(fetched.rows)
             yield fetched.batch
 
@@ -121,15 +125,32 @@ class Stream:
 
     def acknowledge(self) -> None:
         """The rank is done with all it was given. RunError, and nothing acknowledged, when one of the leases had ended:
-        its rows are given out again, so what was made of this step must not be used, and the others are to be had
-        again. So it is after :meth:`close`, which gave them back."""
+        its rows are given out again, so what was made of this step must not be used, and the others are given back:
+        none can be acknowledged with a later step. So it is after :meth:`close`, which gave them back."""
         self._require_open()
-        for rows in self._given[1:]:  # the first says so by itself
-            self._desk.extend(rows, self._seconds)
-        while self._given:
-            rows = self._given.pop(0)
+        try:
+            for rows in self._given[1:]:  # the first says so by itself
+                self._desk.extend(rows, self._seconds)
+            while self._given:
+                self._desk.acknowledge(self._given[0])
+                self._forget(self._given.pop(0))
+        except RunError:
+            self._abandon()
+            raise
+
+    def _abandon(self) -> None:
+        """Give back what the rank was given."""
+        given = self._given[::-1]  # what is given back last comes first
+        self._given.clear()
+        for rows in given:
             self._forget(rows)
-            self._desk.acknowledge(rows)
+        self._give_back(given)
+
+    def _give_back(self, held: Sequence[Rows]) -> None:
+        with suppress(WireError):  # nobody answers: leases expire, and whoever ends them has other worries
+            for rows in held:
+                with suppress(RunError):  # it expired: the rows are another's
+                    self._desk.release(rows, deadline=_CLOSE_SECONDS)
 
     def close(self) -> None:
         """What is not acknowledged is given back, to be leased again in its order. Twice is fine. In a forked process
@@ -142,10 +163,7 @@ class Stream:
             held = [rows for rows, _ in self._held.values()]
             self._held.clear()
         self._given.clear()
-        with suppress(WireError):  # nobody answers: leases expire, and whoever ends the stream has other worries
-            for rows in reversed(held):  # what is given back last comes first
-                with suppress(RunError):  # it expired: the rows are another's
-                    self._desk.release(rows, deadline=_CLOSE_SECONDS)
+        self._give_back(held[::-1])
 
     def _require_open(self) -> None:
         if self._ending.is_set():
@@ -223,5 +241,12 @@ class Stream:
         with self._lock:
             due = [rows for rows, when in self._held.values() if when <= now]
             for rows in due:
-                self._source.extend(rows, self._seconds)
+                try:
+                    self._source.extend(rows, self._seconds)
+                except RunError as error:
+                    error.fix = (
+                        "do not use what was not acknowledged; close this stream and make another Stream: it is given "
+                        "those rows again"
+                    )
+                    raise
                 self._held[rows.lease] = (rows, now + self._seconds / 2)
