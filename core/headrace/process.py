@@ -1,4 +1,4 @@
-"""What a process asks of the system: not to outlive the one that started it, and what becomes of memory it frees.
+"""What a process asks of the system: not to outlive the one that started it.
 
 Invariant: after :func:`die_with_parent` has returned, the death of the parent, by any signal, is this
 process's death. Linux only; elsewhere it does nothing, and a killed parent leaves its children behind.
@@ -15,9 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_LARGEST_THRESHOLD = 32 << 20
-"""Of mallopt: what is larger always comes from the system, and goes back there."""
 
 # Found at import: between fork and exec nothing may be looked up or imported.
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -37,18 +34,6 @@ def die_with_parent(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def keep_freed_memory(nbytes: int) -> None:
-    """Have up to ``nbytes`` that this process frees stay with it for what comes next. For one that receives large
-    messages all its life: pages that are made anew for each cost more than to receive it. Call it before threads are
-    started. glibc only; elsewhere it does nothing.
-    """
-    mallopt = getattr(_libc, "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 1)  # each further one would keep as much, and is given back as soon as it is empty
-        mallopt(_M_MMAP_THRESHOLD, min(nbytes, _LARGEST_THRESHOLD))
-        mallopt(_M_TRIM_THRESHOLD, nbytes)
 
 
 def is_stopped(pid: int) -> bool:

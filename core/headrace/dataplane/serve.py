@@ -29,8 +29,8 @@ from headrace.dataplane.shards import ShardedLedger
 from headrace.dataplane.shared_unit import unit_service
 from headrace.dataplane.unit import KEPT_FREE_BYTES
 from headrace.errors import ContractError
+from headrace.freed_memory import keep_freed_memory
 from headrace.observe.exposition import MetricsPage
-from headrace.process import keep_freed_memory
 from headrace.wire import Client, Keys, Server
 
 

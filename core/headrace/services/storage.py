@@ -10,7 +10,7 @@ from headrace.contract import Storage
 from headrace.dataplane import RemoteLedger
 from headrace.dataplane.shared_unit import unit_service
 from headrace.dataplane.unit import KEPT_FREE_BYTES
-from headrace.process import keep_freed_memory
+from headrace.freed_memory import keep_freed_memory
 from headrace.registry import PluginSpec, build
 from headrace.services.messages import Message, NodeSpec
 from headrace.services.node import NodeService

@@ -9,7 +9,7 @@ import pytest
 
 FAULTS = """
 import resource
-from headrace.process import keep_freed_memory
+from headrace.freed_memory import keep_freed_memory
 {begin}
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
