@@ -62,7 +62,8 @@ class Put(Message, frozen=True):
     ``version``: the policy version of new rows. ``tags``: numbers of each row
     that the ledger hears too; ``producer``: who says so, where that matters; ``fresh``: these are the first columns of
     ``rows``, and wait for room as new rows do. ``made``: as in :class:`Described`, of which partition of the name; 0:
-    of whichever there is. ``once``: a name, under which new rows are kept once."""
+    of whichever there is. ``once``: a name, under which new rows are kept once. ``wait``: for room, in
+    seconds; 0: for as long as somebody waits for the answer."""
 
     partition: str
     rows: Array | None
@@ -73,6 +74,7 @@ class Put(Message, frozen=True):
     fresh: bool = False
     made: int = 0
     once: str = ""
+    wait: float = 0.0
 
 
 class Note(Message, frozen=True):
@@ -308,6 +310,7 @@ class PutPlaced(Message, frozen=True):
     version: int
     made: int = 0
     once: str = ""
+    wait: float = 0.0
 
 
 class Found(Message, frozen=True):

@@ -42,6 +42,8 @@ LEASE_SECONDS = 60.0
 GRACE = 10.0
 """How much longer than the ledger a consumer waits for what the ledger decides."""
 _ONCE = "the rows may be kept: whoever names a put by once= can put it again, and keep it once"
+_TOLD_EARLIER = 1.0
+"""Seconds before its deadline that a put for which a unit has no room is told so."""
 _NO_ROWS = np.zeros(0, np.int64)
 """Nobody knows yet which."""
 
@@ -107,10 +109,11 @@ class Partition:
         check_columns(columns)
         check_deadline(deadline)
         ids = None if rows is None else as_ids(rows, "rows of a put")
-        put = Put(self.name, ids, dict(columns), version, made=self._made, once=once)
         end = monotonic() + deadline
         while (left := end - monotonic()) > 0:
             number = self._units.next(left)
+            wait = left - min(_TOLD_EARLIER, left / 4)
+            put = Put(self.name, ids, dict(columns), version, made=self._made, once=once, wait=wait)
             try:
                 return self._put(number, put, left)
             except DeadlineError as error:

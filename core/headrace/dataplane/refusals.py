@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from headrace.dataplane.messages import LeaseRef, Noted
-from headrace.errors import HeadraceError, LostRowsError, RunError
+from headrace.dataplane.pending import Pending
+from headrace.errors import DeadlineError, HeadraceError, LostRowsError, RunError
 from headrace.wire.failures import to_failure
 
 
@@ -32,3 +33,12 @@ def lost_on_lease(ref: LeaseRef, groups: list[int]) -> LostRowsError:
 def not_taken(error: HeadraceError) -> Noted:
     """Of a note, to the unit that told of it."""
     return Noted(failed=to_failure(0, error))
+
+
+def full(unit: int, held: int, capacity: int, waiting: int, pending: Pending) -> DeadlineError:
+    """Of a unit that keeps ``held`` bytes, to the producer of a put that found no room in time."""
+    return DeadlineError(
+        f"storage unit {unit} is full, {held:,} of {capacity:,} bytes, and had no room within {pending.put.wait:.3g} s "
+        f"for a put of {pending.nbytes:,}; {waiting} puts wait for room. Nothing was kept",
+        fix="acknowledge or drop what is done with, so that rows leave; or start another unit, or one of more capacity",
+    )

@@ -141,7 +141,7 @@ def put_shared(
         placed = segments.write(reserved.region, put.columns)
     except OSError:
         return None  # what was reserved is free with this client's next reservation
-    told = PutPlaced(put.partition, put.rows, reserved.region, placed, put.version, put.made, put.once)
+    told = PutPlaced(put.partition, put.rows, reserved.region, placed, put.version, put.made, put.once, put.wait)
     left = max(until - monotonic(), 0.001)
     awaiting = "a storage unit to keep rows"
     return client.call("put_placed", told, reply=Noted, deadline=left, awaiting=awaiting, meanwhile=meanwhile)

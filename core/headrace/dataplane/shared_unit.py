@@ -43,7 +43,7 @@ class SharedUnitService(UnitService):
         names = stored_names(put.partition, tuple(put.columns))
         opened = self._shared.open(put.region, dict(zip(names, put.columns.values(), strict=True)))
         columns = {column: opened[name] for column, name in zip(put.columns, names, strict=True)}
-        kept = Put(put.partition, put.rows, columns, put.version, made=put.made, once=put.once)
+        kept = Put(put.partition, put.rows, columns, put.version, made=put.made, once=put.once, wait=put.wait)
         return self._take(kept, put.region)
 
     @rpc

@@ -13,6 +13,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from math import inf
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from headrace.contract import Array, Batch, Column, Region, Storage, StorageStat
 from headrace.dataplane.links import LedgerLink, settled
 from headrace.dataplane.messages import Described, Fetch, Join, Noted, Notes, Put, UnitFigures, Unkept
 from headrace.dataplane.pending import Pending
+from headrace.dataplane.refusals import full
 from headrace.dataplane.schema import Schema
 from headrace.dataplane.traffic import PUT, SENT, Traffic
 from headrace.errors import DeadlineError, HeadraceError, LostRowsError, RunError
@@ -110,6 +112,15 @@ class UnitService:
         else:
             self._full.append(pending)
             pending.promise().add_done_callback(lambda _: self._leave(pending))
+            if 0 < put.wait < inf:
+                timer = asyncio.get_running_loop().call_later(put.wait, self._no_room, pending)
+                pending.promise().add_done_callback(lambda _: timer.cancel())
+
+    def _no_room(self, pending: Pending) -> None:
+        """One has waited as long as it was to."""
+        if pending in self._full:
+            held = self._storage.stats().nbytes + self._coming
+            pending.end(full(self._number, held, self._capacity, len(self._full), pending))
 
     def _leave(self, pending: Pending) -> None:
         """One that waited for room has gone on, or given up."""

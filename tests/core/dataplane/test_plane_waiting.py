@@ -15,9 +15,11 @@ import pytest
 
 from headrace.dataplane import ColumnSchema, Partition, PartitionSpec
 from headrace.dataplane.messages import Granted, LeaseCall, Noted, Put
+from headrace.dataplane.shared import SHARED_BYTES
 from headrace.dataplane.waiting import Waiting
-from headrace.errors import DeadlineError
+from headrace.errors import DeadlineError, SilenceError
 from headrace.wire import BlockingClient
+from headrace_storage.shared_memory import SharedMemoryStorage
 from support.data_plane import Services, soon
 from support.plane_world import LEDGER, World
 
@@ -235,3 +237,36 @@ def test_what_a_consumer_waited_for_that_is_gone_is_the_next_ones_at_once(
     rows = put(partition, 1)
     held, _ = partition.take("train", 1, deadline=10)
     assert held.rows.tolist() == rows
+
+
+@pytest.mark.parametrize("where", ["sent", "placed"])
+def test_a_put_that_finds_no_room_in_time_is_told_that_the_unit_is_full_and_is_not_kept(
+    services: Services, where: str
+) -> None:
+    values = np.zeros(SHARED_BYTES, np.float32)
+    services.unit(
+        capacity=values.nbytes,
+        storage=SharedMemoryStorage(SharedMemoryStorage.Settings()) if where == "placed" else None,
+    )
+    partition = services.plane().create(SPEC)
+    partition.put({"reward": values})
+    with pytest.raises(DeadlineError, match=r"unit 1 is full, 262,144 of 262,144 bytes.*; 1 puts wait") as told:
+        partition.put({"reward": values}, deadline=0.5)
+    assert not isinstance(told.value, SilenceError)
+    assert "acknowledge or drop" in told.value.fix
+    partition.drop(range(1, 1 + len(values)))
+    partition.put({"reward": values}, deadline=30)
+    assert partition.stats().rows == len(values)
+
+
+@pytest.mark.parametrize("wait", [float("nan"), float("inf"), -1.0, 1e300])
+def test_a_wait_for_room_that_is_no_time_ends_with_the_call(world: World, wait: float) -> None:
+    unit = world.unit(capacity=4)
+    partition = world.plane().create(SPEC)
+    put(partition, 1)
+    waiting = world.say(unit, "put", Put("phase", None, {"reward": np.zeros(1, np.float32)}, 0, wait=wait), Noted)
+    world.wait(10.0)
+    assert not waiting.answer.done()
+    partition.drop([1])
+    world.wait(1.0)
+    assert waiting.answer.done()
