@@ -12,6 +12,7 @@ import numpy as np
 
 from headrace.contract import Array, Column, Ragged
 from headrace.errors import ContractError
+from headrace.wire.messages import MAX_SECONDS
 
 
 def as_ids(ids: Array | Sequence[int], of: str) -> Array:
@@ -59,9 +60,10 @@ def check_columns(columns: Mapping[str, Column]) -> None:
 
 def check_wait(seconds: float) -> None:
     """ContractError for what is no time to wait."""
-    if not _is_number(seconds) or not 0 <= seconds < inf:
+    if not _is_number(seconds) or not 0 <= seconds <= MAX_SECONDS:
         raise ContractError(
-            f"a wait of {seconds} seconds", fix="wait for a number of seconds, at least 0: nothing waits for ever"
+            f"a wait of {seconds} seconds",
+            fix=f"wait for a number of seconds from 0 to {MAX_SECONDS:,}: nothing waits for ever",
         )
 
 

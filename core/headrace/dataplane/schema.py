@@ -14,9 +14,12 @@ from headrace.contract import Array, Column, Ragged
 from headrace.dataplane.messages import ColumnSchema, Note, PartitionSpec, Put
 from headrace.errors import ContractError
 from headrace.flow.group_table import MOST_COLUMNS
+from headrace.wire import DEFAULT_LIMITS
 from headrace.wire.arrays import dtype_name
 
 _NO_VERSION = np.iinfo(np.int64).max
+MOST_ROWS = 1 << 16
+"""Of a group. A ledger has arrays with a place for each row of each group."""
 MOST_CHARACTERS = 100
 """Of the name of a put, which the ledger remembers."""
 
@@ -154,7 +157,13 @@ def _kind_of(name: str, column: ColumnSchema) -> _Kind:
             f"column {name!r} has values of shape {list(column.shape)}",
             fix="give the length of each dimension; only the first of a ragged column differs from row to row",
         )
-    return _Kind((column.ragged, dtype, column.shape), dtype.itemsize * prod(column.shape))
+    nbytes = dtype.itemsize * prod(column.shape)
+    if nbytes > DEFAULT_LIMITS.frame_bytes:
+        raise ContractError(
+            f"column {name!r} has values of shape {list(column.shape)}: {nbytes:,} bytes each",
+            fix=f"an array of at most {DEFAULT_LIMITS.frame_bytes:,} bytes travels: cut the values into smaller ones",
+        )
+    return _Kind((column.ragged, dtype, column.shape), nbytes)
 
 
 def _check_name(put: Put) -> None:
@@ -227,8 +236,10 @@ def check_spec(spec: PartitionSpec) -> None:
         raise ContractError(
             f"columns {', '.join(spec.columns)} of partition {spec.name!r}", fix="name columns without a slash"
         )
-    if spec.group_size < 1:
-        raise ContractError(f"group_size = {spec.group_size} of partition {spec.name!r}", fix="it is at least 1")
+    if not 1 <= spec.group_size <= MOST_ROWS:
+        raise ContractError(
+            f"group_size = {spec.group_size} of partition {spec.name!r}", fix=f"it is from 1 to {MOST_ROWS:,}"
+        )
 
 
 def _check_types(spec: PartitionSpec) -> None:

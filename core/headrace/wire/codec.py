@@ -52,6 +52,8 @@ def encode_call(call: Call[object]) -> list[Buffer]:
         raise ContractError(
             f"{call.method}: {error}", fix="send numbers, text, and numpy arrays of numbers or bool"
         ) from error
+    except OverflowError as error:
+        raise ContractError(f"{call.method}: a whole number of more than 64 bits", fix="give a smaller one") from error
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=pack).encode

@@ -8,8 +8,8 @@ import msgspec
 
 from headrace.errors import ContractError
 
-MAX_SECONDS = 1e9
-"""Bounds a deadline, and keeps NaN and infinity out of the loop's timers."""
+MAX_SECONDS = 2_000_000
+"""23 days. Bounds a deadline by what a socket can wait, and keeps NaN and infinity out of the loop's timers."""
 
 
 def check_deadline(seconds: float) -> None:
@@ -20,7 +20,7 @@ def check_deadline(seconds: float) -> None:
         possible = False
     if not possible:
         raise ContractError(
-            f"a deadline is a number of seconds above 0, got {seconds!r}",
+            f"a deadline is a number of seconds above 0 and at most {MAX_SECONDS:,}, got {seconds!r}",
             fix="say how long is too long: nothing waits for ever",
         )
 

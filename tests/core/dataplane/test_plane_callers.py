@@ -50,9 +50,23 @@ def test_a_time_to_wait_is_a_number_of_seconds(partition: Partition, seconds: An
     assert partition.stats().rows == 0
 
 
+@pytest.mark.parametrize("seconds", [1e7, 1e300, 1 << 70])
+def test_nobody_waits_longer_than_a_socket_can(partition: Partition, seconds: Any) -> None:
+    for wait in (
+        lambda: partition.lease("score", 1, deadline=seconds),
+        lambda: partition.lost(wait=seconds),
+        lambda: partition.put(tokens([1]), deadline=seconds),
+    ):
+        with pytest.raises(ContractError, match="2,000,000"):
+            wait()
+
+
 WRONG_SPECS: list[tuple[dict[str, Any], str]] = [
     ({"name": ""}, "a partition named ''"),
     ({"name": 3}, "a partition named 3"),
+    ({"group_size": 10**12}, "group_size = 1000000000000"),
+    ({"group_size": 1 << 70}, "from 1 to 65,536"),
+    ({"columns": {"a": ColumnSchema("int32", (1 << 40, 1 << 70))}}, "at most 2,147,483,648 bytes travels"),
     ({"columns": {"": ColumnSchema("int32")}}, "give columns by their names"),
     ({"columns": {"a": "float32"}}, 'ColumnSchema("float32")'),
     ({"columns": {"a": ColumnSchema(np.int32)}}, "name it as numpy does: 'int32'"),  # type: ignore[arg-type]

@@ -120,6 +120,8 @@ def test_a_deadline_is_a_number_of_seconds(client: BlockingClient) -> None:
 def test_what_cannot_travel_is_refused_before_it_is_sent(client: BlockingClient) -> None:
     with pytest.raises(ContractError, match="double: values of type object do not travel"):
         client.call("double", object(), deadline=5)
+    with pytest.raises(ContractError, match="double: a whole number of more than 64 bits"):
+        client.call("double", 1 << 64, deadline=5)
 
 
 def test_a_second_thread_with_a_call_under_way_is_refused_and_one_after_the_other_served(
