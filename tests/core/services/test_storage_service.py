@@ -180,7 +180,7 @@ async def test_rows_of_a_unit_that_is_lost_while_it_is_asked_are_lost() -> None:
     await turns()
     await around.learns("old")
     await around.loses("old")
-    with pytest.raises(LostRowsError, match="was lost"):
+    with pytest.raises(LostRowsError, match="storage unit 1 is gone"):
         await getting
     with pytest.raises(LostRowsError, match="is gone"):
         await around.plane.get("rl", ROWS, np.ones((2, 1), np.int16), ["reward"])
