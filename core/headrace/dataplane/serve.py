@@ -16,6 +16,7 @@ with ``ipc_address`` of :mod:`headrace.wire` and the storages of ``headrace_stor
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -65,6 +66,11 @@ async def serve_ledger(
     """Serve until cancelled. ``shard``: which of ``shards`` it is; ``metrics``: where Prometheus finds those of ledger
     and units, ``HOST:PORT`` or ``unix:PATH``. With a ``storage`` the process is a storage unit too: what is kept there
     costs one word to put and one to lease with its values. ``ready`` is told where."""
+    if not 0 <= shard < shards:
+        raise ContractError(f"shard {shard} of {shards} of a ledger", fix="count shards from 0 on: 0 <= shard < shards")
+    _check_capacity(capacity)
+    if storage is not None:
+        _check_storage(storage)
     if storage is not None and shards > 1:
         raise ContractError("a shard of a ledger is no storage unit", fix="start the storage in a process of its own")
     keep_freed_memory(KEPT_FREE_BYTES)
@@ -100,8 +106,14 @@ async def serve_unit(
 ) -> None:
     """Serve until cancelled; join the ledger, or all its shards in their order, first. RunError when one of them has
     given the unit up."""
-    keep_freed_memory(KEPT_FREE_BYTES)
+    _check_capacity(capacity)
+    _check_storage(storage)
     addresses = [ledger] if isinstance(ledger, str) else list(ledger)
+    if not addresses:
+        raise ContractError(
+            "a storage unit without a ledger", fix="name the address where one is served, or of all shards"
+        )
+    keep_freed_memory(KEPT_FREE_BYTES)
     clients = [Client(address, keys=keys) for address in addresses]
     links = [RemoteLedger(client) for client in clients]
     unit = unit_service(storage, ledger=ShardedLedger(links) if len(links) > 1 else links[0], capacity=capacity)
@@ -117,3 +129,16 @@ async def serve_unit(
         await unit.close()
         for client in clients:
             await client.close()
+
+
+def _check_capacity(capacity: int) -> None:
+    """As somebody may give it whom no type checker told."""
+    if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 0:
+        raise ContractError(f"a capacity of {capacity!r}", fix="give a whole number of bytes, 0 for no bound: 8 << 30")
+
+
+def _check_storage(storage: Storage) -> None:
+    """What it could not work with is said before anything is served."""
+    if not isinstance(storage, Storage):
+        raise ContractError(f"{storage!r} in the place of a storage", fix="pass one on: MemoryStorage(None)")
+    storage.preflight(storage.settings, directory=os.getcwd(), origin=lambda key: f"{type(storage).__name__}, {key}")

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from headrace.dataplane import ColumnSchema, DataPlane, PartitionSpec
+from headrace.dataplane.serve import serve_ledger, serve_unit
+from headrace.errors import HeadraceError
+from headrace_storage.disk import DiskStorage
+from headrace_storage.memory import MemoryStorage
 
 SERVE = """
 import sys
@@ -38,3 +44,25 @@ def test_it_says_where_it_serves_and_ends_without_a_word_and_without_leaving_any
         out, error = process.communicate(timeout=30)
     assert (process.returncode, out, error) == (0, "", "")
     assert not list(values.iterdir())
+
+
+KEPT: Any = MemoryStorage(None)
+AT = "ipc:///nowhere/served"
+
+
+@pytest.mark.parametrize(
+    ("how", "answer"),
+    [
+        *(({"storage": KEPT, "capacity": given}, "a capacity of") for given in ("8GB", -1, 1.5, True, None)),
+        ({"shards": 0}, "shard 0 of 0"),
+        ({"shard": 2, "shards": 2}, "shard 2 of 2"),
+        ({"storage": MemoryStorage}, "in the place of a storage"),
+        ({"storage": None, "ledger": AT}, "in the place of a storage"),
+        ({"storage": KEPT, "ledger": []}, "a storage unit without a ledger"),
+        ({"storage": DiskStorage(DiskStorage.Settings(path="/nowhere/at/all"))}, "values cannot be kept in"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_it_is(how: dict[str, Any], answer: str) -> None:
+    serve: Any = serve_unit if "ledger" in how else serve_ledger
+    with pytest.raises(HeadraceError, match=answer):
+        asyncio.run(serve(AT, **how))
