@@ -7,12 +7,9 @@ belongs to media that rows refer to.
 
 from __future__ import annotations
 
-import asyncio
-import multiprocessing
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from multiprocessing.process import BaseProcess
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
@@ -22,14 +19,12 @@ import pytest
 from headrace.contract import Array, Column, Ragged
 from headrace.dataplane import Candidates, ColumnSchema, DataPlane, Partition, PartitionSpec, Stream
 from headrace.dataplane.messages import Noted, Put, UnitFigures
-from headrace.dataplane.serve import serve_ledger
 from headrace.errors import ContractError, DeadlineError
-from headrace.wire import ipc_address
-from headrace_storage.memory import MemoryStorage
 from headrace_storage.shared_memory import SharedMemoryStorage
 from support.data_plane import Services, soon
 from support.plane_consumers import consume_all, processes
 from support.plane_world import World
+from support.served import a_ledger
 
 AT_ONCE = 1e-6
 COLUMNS = {
@@ -294,7 +289,7 @@ def test_J08_after_kill_9_all_groups_of_the_last_snapshot_are_back_and_none_twic
     """The window of loss is what came after the snapshot; what was acknowledged after it is given again."""
     tmp_path.chmod(0o700)
     file = tmp_path / "snapshot"
-    with served(tmp_path, "before") as (process, ledger):
+    with a_ledger(tmp_path, "before") as (process, ledger):
         plane = DataPlane(ledger)
         partition = plane.create(spec(group_size=2))
         rows = partition.put({"tokens": tokens([3] * 110), **reward(110)}).tolist()
@@ -306,7 +301,7 @@ def test_J08_after_kill_9_all_groups_of_the_last_snapshot_are_back_and_none_twic
         process.kill()
         process.join()
         plane.close()
-    with served(tmp_path, "after") as (process, ledger):
+    with a_ledger(tmp_path, "after") as (process, ledger):
         plane = DataPlane(ledger)
         plane.restore(file)
         partition = plane.partition("phase")
@@ -315,21 +310,6 @@ def test_J08_after_kill_9_all_groups_of_the_last_snapshot_are_back_and_none_twic
         assert [values.tolist() for values in batch.ragged("tokens")] == [[0, 1, 2]] * 100
         assert partition.stats().ready == {"score": 55, "train": 0}
         plane.close()
-
-
-@contextmanager
-def served(directory: Path, name: str) -> Iterator[tuple[BaseProcess, str]]:
-    """A ledger that is a storage unit too, as a process."""
-    address = ipc_address(str(directory), name)
-    process = multiprocessing.get_context("forkserver").Process(target=serve, args=(address,))
-    process.start()
-    yield process, address
-    process.kill()
-    process.join()
-
-
-def serve(address: str) -> None:
-    asyncio.run(serve_ledger(address, MemoryStorage(None)))
 
 
 def test_J06_what_a_stream_holds_back_is_not_lost_at_a_checkpoint(services: Services) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import multiprocessing
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,42 +11,13 @@ import pytest
 
 from headrace.contract import Column, Ragged
 from headrace.dataplane import ColumnSchema, DataPlane, PartitionSpec
-from headrace.dataplane.serve import serve_ledger, serve_unit
 from headrace.dataplane.unit import KEPT_FREE_BYTES
-from headrace.wire import ipc_address
-from headrace_storage.memory import MemoryStorage
 from support.data_plane import soon
+from support.served import a_ledger_and_a_unit
 
 SPEC = PartitionSpec("phase", {"values": ColumnSchema("uint8", ragged=True)}, {"train": ("values",)})
 LENGTHS = (100_000, 1 << 20, 8 << 20, 300_000, 3 << 20)
 """Bytes of rows that are put one by one: from such as share pages with others to such as are many megabytes."""
-
-
-def ledger(address: str) -> None:
-    asyncio.run(serve_ledger(address))
-
-
-def unit(address: str, to: str) -> None:
-    asyncio.run(serve_unit(address, MemoryStorage(None), ledger=to))
-
-
-@contextmanager
-def a_ledger_and_a_unit(directory: Path) -> Iterator[tuple[str, int]]:
-    """Address of the one, and pid of the other."""
-    context = multiprocessing.get_context("forkserver")
-    address = ipc_address(str(directory), "ledger")
-    roles = [
-        context.Process(target=ledger, args=(address,), daemon=True),
-        context.Process(target=unit, args=(ipc_address(str(directory), "unit"), address), daemon=True),
-    ]
-    for role in roles:
-        role.start()
-    try:
-        yield address, roles[1].pid or 0
-    finally:
-        for role in roles:
-            role.kill()
-            role.join()
 
 
 def resident(pid: int) -> int:

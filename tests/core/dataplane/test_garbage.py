@@ -343,7 +343,7 @@ async def test_a_peer_without_the_run_s_keys_is_refused_by_ledger_and_unit_and_c
     def knock(address: str, with_keys: Keys, method: str) -> None:
         client = BlockingClient(address, keys=with_keys)
         with pytest.raises(DeadlineError):
-            client.call(method, "phase", deadline=0.3)
+            client.call(method, "phase", deadline=0.5)
         client.close()
 
     def work() -> None:
@@ -358,7 +358,8 @@ async def test_a_peer_without_the_run_s_keys_is_refused_by_ledger_and_unit_and_c
         plane.close()
 
     await asyncio.to_thread(work)
-    assert [set(server.refused) for server in servers] == [{"wrong key"}] * 2
+    for server in servers:  # a client that leaves while it tries again is counted too
+        assert {"wrong key"} <= set(server.refused) <= {"wrong key", "no handshake"}
     for task in reversed(serving):
         task.cancel()
         with suppress(asyncio.CancelledError):
