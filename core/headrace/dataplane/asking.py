@@ -4,7 +4,7 @@ it leaves."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 
@@ -30,14 +30,14 @@ def as_ids(ids: Array | Sequence[int], of: str) -> Array:
 
 def as_names(columns: Sequence[str], of: str) -> tuple[str, ...]:
     """Names of columns."""
-    if isinstance(columns, str):
-        raise ContractError(f"{of} asks for the columns {columns!r}", fix=f'write columns=["{columns}"]')
+    if isinstance(columns, str) or not isinstance(columns, Iterable):
+        raise ContractError(f"{of} asks for the columns {columns!r}", fix='list their names: columns=["tokens"]')
     return tuple(columns)
 
 
 def as_path(path: str | Path) -> Path:
     """Of a file."""
-    if not isinstance(path, str | os.PathLike):
+    if not isinstance(path, str | os.PathLike) or not str(path):
         raise ContractError(f"a snapshot at {path!r}", fix="name a file: DataPlane.snapshot('run/plane.snapshot')")
     return Path(path)
 

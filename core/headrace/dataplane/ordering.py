@@ -46,6 +46,10 @@ def lease_in_order(
             f"consumer {call.consumer!r} of partition {call.partition!r} shares batches, and has an order of its own",
             fix="leave the order of what ranks share to the ledger",
         )
+    if not callable(order):
+        raise ContractError(
+            f"order={order!r} cannot be called", fix="give a function of candidates: lambda ready: np.argsort(...)"
+        )
     end, after = monotonic() + call.wait, 0
     while True:
         ready = look(LookCall(call, call.at_least, max(0.0, end - monotonic()), after))

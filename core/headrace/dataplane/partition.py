@@ -142,12 +142,7 @@ class PartitionLedger:
     def check(self, call: LeaseCall) -> LeaseCall:
         """The call as it is to be answered. ContractError for a consumer or a column that there is not, and for numbers
         that mean nothing."""
-        reads = self.spec.consumers.get(call.consumer)
-        if reads is None:
-            raise ContractError(
-                f"partition {self.spec.name!r} has no consumer {call.consumer!r}",
-                fix=f"its consumers are {', '.join(self.spec.consumers)}",
-            )
+        reads = self._columns_of(call.consumer)
         for column in call.columns:
             if column not in reads:
                 raise ContractError(
@@ -182,8 +177,18 @@ class PartitionLedger:
         that is shared and was cut when another asked for it."""
         return call.chosen is not None or (call.share is not None and self._sharing.is_cut(call, call.share))
 
+    def _columns_of(self, consumer: str) -> tuple[str, ...]:
+        reads = self.spec.consumers.get(consumer)
+        if reads is None:
+            raise ContractError(
+                f"partition {self.spec.name!r} has no consumer {consumer!r}",
+                fix=f"its consumers are {', '.join(self.spec.consumers)}",
+            )
+        return reads
+
     def first_batch(self, consumer: str) -> int:
-        """The first batch that not every rank has acknowledged."""
+        """The first batch that not every rank has acknowledged. ContractError for a consumer that there is not."""
+        self._columns_of(consumer)
         return self._sharing.first(consumer)
 
     def acknowledge(self, ref: LeaseRef) -> tuple[Lease, Array] | None:

@@ -26,9 +26,11 @@ class DataPlane:
     def __init__(
         self, ledgers: str | Sequence[str], *, connect: Callable[[str], BlockingClient] = BlockingClient
     ) -> None:
-        self._ledgers = [ledgers] if isinstance(ledgers, str) else list(ledgers or ())
-        if not self._ledgers or not all(self._ledgers):
-            raise ContractError("a data plane without a ledger", fix="name the address where one is served")
+        self._ledgers = [ledgers] if isinstance(ledgers, str) or not isinstance(ledgers, Sequence) else list(ledgers)
+        if not self._ledgers or not all(isinstance(ledger, str) and ledger for ledger in self._ledgers):
+            raise ContractError(
+                f"a data plane whose ledger is {ledgers!r}", fix="name the address where one is served, or all of them"
+            )
         self._connections = [Connections(ledger, connect) for ledger in self._ledgers]
 
     def create(self, spec: PartitionSpec) -> Partition:

@@ -69,6 +69,10 @@ class Stream:
                 f"a stream of {step_groups} groups a step, {ahead} micro-batches ahead",
                 fix="both are at least 1, and whole",
             )
+        if not all(isinstance(number, Integral) for number in (rank, ranks)) or not 0 <= rank < ranks:
+            raise ContractError(
+                f"a stream of rank {rank} of {ranks}", fix="ranks are counted from 0, and are at least 1"
+            )
         self._consumer = consumer
         self._step_groups = step_groups
         self._columns = columns

@@ -111,6 +111,9 @@ WRONG_CALLS: list[Said] = [
     (lambda p: p.drop(1), ContractError, "groups that are 1"),  # type: ignore[arg-type]
     (lambda p: p.lease("score", "1"), WireError, "LeaseCall.groups"),  # type: ignore[arg-type]
     (lambda p: p.take("score", 1, columns="tokens"), ContractError, 'columns=["tokens"]'),
+    (lambda p: p.take("score", 1, columns=5), ContractError, "the columns 5"),  # type: ignore[arg-type]
+    (lambda p: p.lease("score", 1, order=5), ContractError, "order=5 cannot be called"),  # type: ignore[arg-type]
+    (lambda p: p.first_batch("zz"), ContractError, "its consumers are score, train"),
     (lambda p: p.acknowledge(None), ContractError, "the Rows of lease or take"),  # type: ignore[arg-type]
     (lambda p: p.get(None), ContractError, "the Rows of lease or take"),  # type: ignore[arg-type]
 ]
@@ -164,13 +167,14 @@ def test_a_snapshot_is_at_a_path_of_text_too(world: World, partition: Partition,
     partition.put(tokens([1]))
     world.plane().snapshot(str(tmp_path / "snapshot"))
     assert (tmp_path / "snapshot").exists()
-    with pytest.raises(ContractError, match="a snapshot at None"):
-        world.plane().restore(None)
+    for nowhere in (None, ""):
+        with pytest.raises(ContractError, match=f"a snapshot at {nowhere!r}"):
+            world.plane().restore(nowhere)
 
 
-@pytest.mark.parametrize("address", ["", [], None])
+@pytest.mark.parametrize("address", ["", [], None, 5, [5]])
 def test_a_data_plane_has_a_ledger(address: Any) -> None:
-    with pytest.raises(ContractError, match="a data plane without a ledger"):
+    with pytest.raises(ContractError, match=re.escape(f"a data plane whose ledger is {address!r}")):
         DataPlane(address)
 
 
@@ -211,6 +215,12 @@ def test_threads_that_share_a_partition_are_told_to_have_one_each(services: Serv
 def test_a_step_is_a_number_of_groups(services: Services, groups: Any) -> None:
     with pytest.raises(ContractError, match="both are at least 1"):
         Stream(lambda: services.plane().partition("phase"), "train", step_groups=groups)
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(0, 0), (1, 1), (-1, 2), (0, "2")])
+def test_a_rank_is_one_of_its_ranks(services: Services, rank: int, ranks: Any) -> None:
+    with pytest.raises(ContractError, match=f"a stream of rank {rank} of {ranks}"):
+        Stream(lambda: services.plane().partition("phase"), "train", step_groups=8, rank=rank, ranks=ranks)
 
 
 def test_a_rank_hears_at_once_that_its_stream_was_closed(services: Services) -> None:
