@@ -23,6 +23,7 @@ Start = Callable[..., Any]
 TIMES = {
     *("time", "epoch", "train/seconds", "trainer/wait_seconds", "trainer/idle_share", "flow/live_versions"),
     "nodes/max_loop_lag_seconds",
+    *(f"update/{part}_seconds" for part in ("transfer", "pause", "resume", "stopped")),
 }
 """Metrics that depend on the clock; how long an old version lives depends on its evaluation's."""
 
