@@ -6,10 +6,10 @@ Neither side hears of the other's keys: a server ends the connection, and a clie
 from __future__ import annotations
 
 import itertools
-import struct
 from collections import Counter
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from headrace.errors import SilenceError
 from headrace.wire.endpoint import Endpoint
@@ -22,8 +22,6 @@ _SUCCEEDED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 _PROTOCOL, _AUTH = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL), int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 _EVENTS = _SUCCEEDED | _PROTOCOL | _AUTH | int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
 _CRYPTOGRAPHIC = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
-_event = struct.Struct("=hi").unpack
-"""Its number and its value."""
 _numbers = itertools.count()
 
 
@@ -60,7 +58,8 @@ class HandshakeCounter:
         self._endpoint.close()
 
     def _deliver(self, head: list[bytes], _: list[memoryview]) -> None:
-        event, value = _event(head[0])
+        told = parse_monitor_message(head)
+        event, value = told["event"], told["value"]
         if event not in (_SUCCEEDED, _AUTH):
             self._refused[WRONG_KEY if (event, value) == (_PROTOCOL, _CRYPTOGRAPHIC) else NO_HANDSHAKE] += 1
 
@@ -75,7 +74,7 @@ class ClientHandshakes:
     def failure(self) -> str:
         """Why the last one failed; "" when it did not, or there was none yet."""
         while self._monitor.told.poll(0):
-            self._failed = _in_words(_event(self._monitor.told.recv_multipart()[0])[0])
+            self._failed = _in_words(parse_monitor_message(self._monitor.told.recv_multipart())["event"])
         return self._failed
 
     def close(self) -> None:
