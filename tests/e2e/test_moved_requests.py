@@ -14,7 +14,7 @@ import pytest
 from headrace.contract import EngineHealth, GenerationRequest, Sampling
 from headrace.registry import PluginSpec
 from headrace.services.messages import Heartbeat, NodeSpec, Registration, RolloutSetup
-from headrace.services.request_messages import FollowCall, GenerateCall, Generated, MoveCall, Moved
+from headrace.services.request_messages import GenerateCall, Generated, MoveCall, Moved
 from headrace.services.rollout import BASE_VERSION
 from headrace.wire import Client, Network, rpc
 from headrace_torch.training import TorchTrainingEngine
@@ -122,10 +122,8 @@ async def test_DORA8_a_request_that_moved_to_another_process_equals_one_that_did
     call = MoveCall(trajectory=5, attempt=0, version=BASE_VERSION, target=home)
     moved = await source.call("move", call, reply=Moved, deadline=DEADLINE)
     assert len(PROMPT) + TOKENS // 10 <= moved.tokens < len(PROMPT) + TOKENS, "it was in the middle of its answer"
-    assert (await answer).carried
-    went_on = (
-        await target.call("follow", FollowCall(request_id="moved"), reply=Generated, deadline=DEADLINE)
-    ).completion
+    assert (await answer).moved == home
+    went_on = (await target.call("generate", asking("moved"), reply=Generated, deadline=DEADLINE)).completion
     assert went_on is not None
     assert len(went_on.token_ids) == TOKENS
     assert went_on.token_ids.tolist() == unmoved.token_ids.tolist()

@@ -76,7 +76,8 @@ class InstancePeer(Peer):
         return await super().call(method, request, **told)
 
     def send(self, sending: Sending, peers: Mapping[str, Any]) -> None:
-        """A trajectory goes on at the target, if that is there and has its version; the controller hears later."""
+        """A trajectory goes on at the target, if that is there and has its version; its worker and the controller hear
+        later."""
         call, sending.outcome = sending.call, Moved()
         target = peers[call.target]
         if target.closed or call.version not in target.serves:
@@ -89,7 +90,6 @@ class InstancePeer(Peer):
         target.guests.add(this)
         for play in [play for peer in peers.values() if isinstance(peer, Worker) for play in peer.plays]:
             if play.places.get(call.trajectory) == (self.address, call.attempt):
-                play.places[call.trajectory] = (target.address, call.attempt)
                 sending.outcome = Moved(tokens=3, nbytes=12)
 
     def reply(self, sending: Sending) -> None:

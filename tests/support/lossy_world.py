@@ -282,6 +282,7 @@ class World(Launches):
                 version=item.version,
                 group=item.group,
                 trajectory=trajectory,
+                instance=place[0],
                 attempt=place[1],
                 evaluation=False,
             )

@@ -95,9 +95,9 @@ class Groups:
         """Trajectories whose present try waits for a place."""
         self._started_on: dict[int, str] = {}
         """Trajectory in flight → the instance of its newest try, also when that instance is lost by now."""
-        self._rebalancer = Rebalancer(
-            flow, fleet=fleet, attempts=attempts, tally=tally, emit=emit, arrived=self._started_on.__setitem__
-        )
+        self._left: dict[int, set[str]] = {}
+        """Trajectory in flight → addresses that its present try has moved away from."""
+        self._rebalancer = Rebalancer(flow, fleet=fleet, attempts=attempts, tally=tally, emit=emit, arrived=self._moved)
         self._sampling = None if plan.max_generated is None else DynamicSampling(limit=plan.max_generated)
         self._tasks: dict[int, int] = {}
         """Group in flight → its task; by now another one may be due to the group's id."""
@@ -162,6 +162,7 @@ class Groups:
         else:
             self._unstarted.discard(trajectory)
             self._started_on[trajectory] = instance
+            self._left.pop(trajectory, None)
             self._emit(
                 "trajectory_started",
                 trajectory=trajectory,
@@ -170,6 +171,18 @@ class Groups:
                 instance=instance,
                 attempt=self._attempts.current(trajectory),
             )
+
+    def _moved(self, trajectory: int, left: str, instance: str) -> None:
+        self._started_on[trajectory] = instance
+        self._left.setdefault(trajectory, set()).add(left)
+
+    def _has_left(self, trajectory: int, address: str) -> bool:
+        """Whether its present try had moved on from there, as far as its worker has not been told. Said once: one that
+        had come back there, and is sent to where it was before, has lost that."""
+        left = self._left.get(trajectory, set())
+        known = address in left
+        left.discard(address)
+        return known
 
     def begin_moves(self) -> None:
         """Have trajectories go on where the flow wants them."""
@@ -239,7 +252,11 @@ class Groups:
         """Where a trajectory goes on; None while no instance can take it. RunError when its group is not wanted."""
         trajectory = call.trajectory
         name = self.flow.instance_of(trajectory)
-        if name and call.attempt == self._attempts.current(trajectory):
+        if (
+            name
+            and call.attempt == self._attempts.current(trajectory)
+            and not self._has_left(trajectory, call.instance)
+        ):
             # It had moved on, and what it had moved to was lost before the flow heard of the move.
             if not self._try_again(trajectory, INSTANCE_LOST):
                 self._give_up(call.group)
@@ -361,3 +378,4 @@ class Groups:
         self._unstarted.difference_update(trajectories)
         for trajectory in trajectories:
             self._started_on.pop(trajectory, None)
+            self._left.pop(trajectory, None)

@@ -288,14 +288,16 @@ class WorkRequest(Message, frozen=True):
 
 
 class PlaceCall(Message, frozen=True):
-    """A worker asks where a trajectory goes on, whose instance was lost; answered when its version is served."""
+    """A worker asks where a trajectory goes on, whose instance is gone; answered when its version is served."""
 
     worker: str
     version: int
     group: int
     trajectory: int
+    instance: str
+    """Address where nobody answers any more; "" when the trajectory had no place yet."""
     attempt: int
-    """The one that came to nothing."""
+    """The try that was made there."""
     evaluation: bool
 
 
@@ -305,6 +307,7 @@ class Placement(Message, frozen=True):
     instance: str
     """Address."""
     attempt: int
+    """The try to make there: the one before, where the trajectory had moved there in time."""
 
 
 class PeerCall(Message, frozen=True):

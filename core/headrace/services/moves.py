@@ -3,7 +3,8 @@
 A move has two phases: the source asks the target whether it would take a request, by version and fingerprint alone;
 then the request travels with its keys and values (DORA, arXiv 2604.26256, two-phase transfer). Invariant: the source
 keeps a request until the target has confirmed it, and goes on with it when that does not come; of a request that went
-on in both places one is asked for, and the other ends after :data:`FOLLOW_SECONDS`.
+on in both places one is asked for, and the other ends after :data:`UNASKED_SECONDS`. Who waits for a request makes its
+call again where it went; it begins anew there when it was given up meanwhile.
 """
 
 from __future__ import annotations
@@ -14,12 +15,10 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.contract import RequestState
-from headrace.errors import EngineError, HeadraceError
+from headrace.errors import HeadraceError
 from headrace.services.messages import PeerCall
 from headrace.services.request_messages import (
     CarryCall,
-    FollowCall,
-    Generated,
     MoveCall,
     Moved,
     OfferCall,
@@ -32,7 +31,7 @@ OFFER_DEADLINE = 10.0
 CARRY_DEADLINE = 60.0
 REMEMBERED = 100_000
 """Trajectories that were sent on, of which their episodes may not have heard."""
-FOLLOW_SECONDS = 30.0
+UNASKED_SECONDS = 30.0
 """A request that came is given up when nobody has asked for it for so long."""
 
 
@@ -122,7 +121,7 @@ class Moves:
     async def _carry(self, state: RequestState, call: MoveCall) -> int:
         return await self._client(call.target).call(
             "carry",
-            CarryCall(state=state, trajectory=call.trajectory),
+            CarryCall(state=state, trajectory=call.trajectory, attempt=call.attempt),
             reply=int,
             deadline=CARRY_DEADLINE,
             awaiting=f"{call.target} to go on with trajectory {call.trajectory}",
@@ -148,14 +147,14 @@ class Moves:
     async def carry(self, call: CarryCall) -> int:
         """Go on with a request that was taken out of another instance. Returns the tokens to prefill again."""
         request = call.state.request
-        pending = self._requests.open(request, trajectory=call.trajectory, movable=True)
+        pending = self._requests.open(request, trajectory=call.trajectory, attempt=call.attempt, movable=True)
         try:
             again = await self._requests.go_on(pending, call.state)
         except BaseException:  # cancelled too: nobody will ask for it here; raised again
             await self._requests.close(pending)
             raise
         self._unasked[request.request_id] = asyncio.get_running_loop().call_later(
-            FOLLOW_SECONDS, self._give_up, pending
+            UNASKED_SECONDS, self._give_up, pending
         )
         return again
 
@@ -163,22 +162,13 @@ class Moves:
         self._unasked.pop(pending.request.request_id, None)
         self._supervise(self._requests.close(pending), f"give request {pending.request.request_id} up")
 
-    @rpc
-    async def follow(self, call: FollowCall) -> Generated:
-        """What becomes of a request that came from another instance."""
-        pending = self._requests.get(call.request_id)
-        timer = self._unasked.pop(call.request_id, None)
-        if pending is None or timer is None:
-            raise EngineError(
-                f"request {call.request_id!r} did not come here, or was not asked for within {FOLLOW_SECONDS:.0f} s",
-                origin=f"node {self._name}",
-                fix="none is needed: the trajectory is tried again",
-            )
+    def arrived(self, request_id: str) -> Pending | None:
+        """A request that came from another instance, for who waits for it; once."""
+        timer = self._unasked.pop(request_id, None)
+        if timer is None:
+            return None
         timer.cancel()
-        try:
-            return await pending.done
-        finally:
-            await self._requests.close(pending)
+        return self._requests.get(request_id)
 
 
 def _heard(moving: asyncio.Future[Moved]) -> None:

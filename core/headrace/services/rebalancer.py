@@ -21,7 +21,8 @@ MOVE_DEADLINE = OFFER_DEADLINE + CARRY_DEADLINE + 20.0
 
 
 class Rebalancer:
-    """Of one phase. ``arrived(trajectory, instance)`` is called when a trajectory is known to go on elsewhere."""
+    """Of one phase. ``arrived(trajectory, source address, target)`` is called when a trajectory is known to go on
+    elsewhere."""
 
     def __init__(
         self,
@@ -31,7 +32,7 @@ class Rebalancer:
         attempts: Attempts,
         tally: Tally,
         emit: Callable[..., Any],
-        arrived: Callable[[int, str], None],
+        arrived: Callable[[int, str, str], None],
     ) -> None:
         self._flow = flow
         self._fleet = fleet
@@ -67,12 +68,12 @@ class Rebalancer:
         finally:
             self._moving.discard(move.trajectory)
         if self._fleet.has(source) and self._fleet.has(target):
-            self._done(move, attempt, moved)
+            self._done(move, attempt, moved, source.address)
         else:
             self._flow.stays(move.trajectory)
         self._fleet.changed()
 
-    def _done(self, move: Move, attempt: int, moved: Moved | None) -> None:
+    def _done(self, move: Move, attempt: int, moved: Moved | None, left: str) -> None:
         """Both instances are there still."""
         trajectory = move.trajectory
         if moved is None:
@@ -83,7 +84,7 @@ class Rebalancer:
         elif self._attempts.current(trajectory) != attempt:  # it is tried anew, where it is placed now
             self._flow.stays(trajectory)
         elif self._flow.moved(trajectory):
-            self._arrived(trajectory, move.target)
+            self._arrived(trajectory, left, move.target)
             self._tell(move, attempt, moved)
 
     def _tell(self, move: Move, attempt: int, moved: Moved) -> None:

@@ -21,18 +21,11 @@ class GenerateCall(Message, frozen=True):
 
 
 class Generated(Message, frozen=True):
-    """What became of a request: its completion, or the address where it goes on."""
+    """What became of a request: its completion, or the address where it goes on: the same call is made there, and
+    finds the request under way if it was sent along."""
 
     completion: Completion | None = None
     moved: str = ""
-    carried: bool = False
-    """With ``moved``: the request is there already, and is asked for by :class:`FollowCall`."""
-
-
-class FollowCall(Message, frozen=True):
-    """Ask for a request that another instance has sent on."""
-
-    request_id: str
 
 
 class WithdrawCall(Message, frozen=True):
@@ -108,3 +101,4 @@ class CarryCall(Message, frozen=True):
 
     state: RequestState
     trajectory: int
+    attempt: int

@@ -227,7 +227,7 @@ class Requests:
         """It goes on at another instance."""
         self._forget(pending.request.request_id)
         if not pending.done.done():
-            pending.done.set_result(Generated(moved=address, carried=True))
+            pending.done.set_result(Generated(moved=address))
 
     async def go_on(self, pending: Pending, state: RequestState) -> int:
         """Have this engine go on with a request, if somebody still waits for it. Returns of how many tokens it computes

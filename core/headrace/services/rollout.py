@@ -115,7 +115,7 @@ class RolloutService(NodeService):
             return Generated(moved=address)
         if call.cohort:
             return await self._in_cohort(call)
-        pending = await self._interruptions.submit(call)
+        pending = self._moves.arrived(call.request.request_id) or await self._interruptions.submit(call)
         try:
             return await pending.done
         finally:

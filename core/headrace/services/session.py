@@ -1,7 +1,8 @@
 """What one episode may ask of its instance, and what happens when that instance is lost in the middle.
 
 Invariant: every call of an episode carries the ticket's version and seed, wherever it is answered; a call whose
-instance was lost is made again, from its prompt, at the place that the controller names.
+instance is gone is made again at the place that the controller names. It goes on there when it had moved there, and
+from its prompt else.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from headrace.contract import Array, Completion, GenerationRequest, Sampling
 from headrace.errors import WireError
 from headrace.services.messages import Member, PlaceCall, Placement, WorkItem
-from headrace.services.request_messages import FollowCall, GenerateCall, Generated, WithdrawCall
+from headrace.services.request_messages import GenerateCall, Generated, WithdrawCall
 from headrace.wire import Client
 
 GENERATE_DEADLINE = 600.0
@@ -76,19 +77,15 @@ class Session:
             seed=(self._member.seed + self._calls) % 2**63,
         )
         number, self._calls = self._calls, self._calls + 1
-        request_id = ""
-        """Of a request that its instance has sent on."""
         while True:
             address = self._place.instance
             if self._instances.is_lost(address):
                 await self._move()
-                request_id = ""
                 continue
-            call = self._call(np.asarray(prompt, dtype=np.int32), sampling, number)
             try:
                 generated = await self._instances.client(address).call(
-                    "follow" if request_id else "generate",
-                    FollowCall(request_id=request_id) if request_id else call,
+                    "generate",
+                    self._call(np.asarray(prompt, dtype=np.int32), sampling, number),
                     reply=Generated,
                     deadline=GENERATE_DEADLINE,
                     awaiting=f"trajectory {self._member.trajectory} from {address}",
@@ -100,7 +97,6 @@ class Session:
             if generated.completion is not None:
                 return generated.completion
             self._place = Placement(instance=generated.moved, attempt=self._place.attempt)
-            request_id = call.request.request_id if generated.carried else ""
 
     def _call(self, prompt: Array, sampling: Sampling, number: int) -> GenerateCall:
         item, member = self._item, self._member
@@ -129,6 +125,7 @@ class Session:
                 version=item.version,
                 group=item.group,
                 trajectory=member.trajectory,
+                instance=self._place.instance,
                 attempt=self._place.attempt,
                 evaluation=item.kind == "evaluation",
             ),

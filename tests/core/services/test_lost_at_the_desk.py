@@ -34,6 +34,7 @@ def place_call(item: WorkItem, trajectory: int, **changed: Any) -> PlaceCall:
         "version": item.version,
         "group": item.group,
         "trajectory": trajectory,
+        "instance": "rollout-0.0",
         "attempt": 0,
         "evaluation": False,
     }

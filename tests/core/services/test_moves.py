@@ -14,7 +14,7 @@ from headrace.contract import Completion
 from headrace.errors import EngineError, HeadraceError
 from headrace.services import moves
 from headrace.services.messages import VersionCall
-from headrace.services.request_messages import CarryCall, FollowCall, Generated, MoveCall, Moved, Offered
+from headrace.services.request_messages import CarryCall, Generated, MoveCall, Moved, Offered
 from headrace.services.rollout import BASE_VERSION
 from headrace.testing import FakeTrainingEngine
 from headrace.wire import Network
@@ -73,8 +73,8 @@ async def test_DORA8_a_moved_request_goes_on_as_if_it_had_not_and_prefills_nothi
     before = await target.prefilled()
     answer = await begun(source, asking())
     moved = await move(source, target)
-    assert await answer == Generated(moved=target.address, carried=True)
-    followed = await target.ask("follow", FollowCall(request_id="r"))
+    assert await answer == Generated(moved=target.address)
+    followed = await target.ask("generate", asking())
     assert same(followed.completion, unmoved.completion)
     assert await target.prefilled() == before
     assert (moved.prefilled_tokens, moved.tokens > len(PROMPT), moved.nbytes > 0) == (0, True, True)
@@ -89,8 +89,8 @@ async def test_engines_that_cannot_hand_over_keys_and_values_prefill_again_and_k
     unmoved = (await source.ask("generate", asking("unmoved"))).completion
     answer = await begun(source, asking())
     moved = await move(source, target)
-    assert (await answer).carried
-    followed = (await target.ask("follow", FollowCall(request_id="r"))).completion
+    assert (await answer).moved == target.address
+    followed = (await target.ask("generate", asking())).completion
     prefix = moved.tokens - len(PROMPT)
     assert prefix > 0
     assert followed.token_ids[:prefix].tolist() == unmoved.token_ids[:prefix].tolist()
@@ -106,7 +106,7 @@ async def test_a_move_that_fails_half_way_loses_nothing(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, able: bool, lost: str
 ) -> None:
     source, target = await pair({"kv_migration": able}, {"kv_migration": able})
-    monkeypatch.setattr(moves, "FOLLOW_SECONDS", 0.05)
+    monkeypatch.setattr(moves, "UNASKED_SECONDS", 0.05)
     carry = target.service._moves.carry
 
     async def failing(call: CarryCall) -> int:
@@ -180,9 +180,9 @@ async def test_other_weights_are_told_apart_by_the_offer_and_nothing_is_sent_for
     monkeypatch.setattr(target.engine, "fingerprint", lambda version: "of another model")
     answer = await begun(source, asking())
     moved = await move(source, target)
-    assert (await answer).carried
+    assert (await answer).moved == target.address
     assert (moved.nbytes, moved.prefilled_tokens) == (0, moved.tokens)
-    assert (await target.ask("follow", FollowCall(request_id="r"))).completion is not None
+    assert (await target.ask("generate", asking())).completion is not None
 
 
 async def test_a_trajectory_that_waits_for_nothing_is_sent_on_with_its_next_request(pair: Pair) -> None:
@@ -206,8 +206,8 @@ async def test_a_version_is_free_at_the_source_as_soon_as_its_request_has_moved(
     answer = await begun(source, asking())
     await move(source, target)
     await source.service.retire_version(VersionCall(version=BASE_VERSION))
-    assert (await answer).carried
-    assert (await target.ask("follow", FollowCall(request_id="r"))).completion is not None
+    assert (await answer).moved == target.address
+    assert (await target.ask("generate", asking())).completion is not None
 
 
 async def test_a_request_that_nobody_waits_for_any_more_does_not_move(pair: Pair) -> None:
@@ -220,10 +220,17 @@ async def test_a_request_that_nobody_waits_for_any_more_does_not_move(pair: Pair
     assert not target.engine._open
 
 
-async def test_a_request_that_did_not_come_cannot_be_followed(pair: Pair) -> None:
-    (target,) = await pair({})
-    with pytest.raises(EngineError, match="did not come here"):
-        await target.ask("follow", FollowCall(request_id="never"))
+async def test_a_request_that_nobody_asked_for_in_time_begins_anew(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moves, "UNASKED_SECONDS", 0.0)
+    source, target = await pair({}, {})
+    unmoved = await source.ask("generate", asking("unmoved"))
+    answer = await begun(source, asking())
+    target.decodes.clear()
+    await move(source, target)
+    assert (await answer).moved == target.address
+    await until(lambda: target.service._requests.get("r") is None)
+    target.decodes.set()
+    assert same((await target.ask("generate", asking())).completion, unmoved.completion)
 
 
 async def test_a_request_moves_twice_and_its_caller_follows_both_times(pair: Pair) -> None:
@@ -234,8 +241,8 @@ async def test_a_request_moves_twice_and_its_caller_follows_both_times(pair: Pai
     await move(source, middle)
     await move(middle, target)
     assert (await answer).moved == middle.address
-    assert (await middle.ask("follow", FollowCall(request_id="r"))).moved == target.address
-    followed = await target.ask("follow", FollowCall(request_id="r"))
+    assert (await middle.ask("generate", asking())).moved == target.address
+    followed = await target.ask("generate", asking())
     assert same(followed.completion, unmoved.completion)
 
 

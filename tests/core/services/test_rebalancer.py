@@ -31,10 +31,16 @@ class Moving:
         await turns()
         assert not self.desk.failures
 
-    def place(self, attempt: int = 0) -> PlaceCall:
-        """What a worker says whose instance is lost."""
+    def place(self, instance: str, attempt: int = 0) -> PlaceCall:
+        """What a worker says whose instance is gone."""
         return PlaceCall(
-            worker="w.0", version=0, group=self.item.group, trajectory=0, attempt=attempt, evaluation=False
+            worker="w.0",
+            version=0,
+            group=self.item.group,
+            trajectory=0,
+            instance=instance,
+            attempt=attempt,
+            evaluation=False,
         )
 
 
@@ -101,7 +107,7 @@ async def test_a_source_that_is_lost_ends_the_move_and_its_trajectory_is_tried_a
     assert not moving.desk.failures
     assert moving.desk.told("trajectory_moved") == []
     assert [e["trajectory"] for e in moving.desk.told("trajectory_failed")] == [0]
-    assert (await moving.desk.controller.place(moving.place())).instance == "rollout-1.0"
+    assert (await moving.desk.controller.place(moving.place("rollout-0.0"))).instance == "rollout-1.0"
 
 
 async def test_a_trajectory_that_moved_to_an_instance_that_was_lost_before_the_news_is_tried_again_where_it_was(
@@ -111,10 +117,30 @@ async def test_a_trajectory_that_moved_to_an_instance_that_was_lost_before_the_n
     moving.desk.controller.instance_lost(displaced)
     await moving.answer(MOVED)
     assert moving.desk.told("trajectory_moved") == []
-    placement = await moving.desk.controller.place(moving.place())
+    placement = await moving.desk.controller.place(moving.place("rollout-1.0"))
     assert (placement.instance, placement.attempt) == ("rollout-0.0", 1)
     assert [e["trajectory"] for e in moving.desk.told("trajectory_failed")] == [1, 0]
     assert moving.desk.told("trajectory_started")[-1]["instance"] == "rollout-0"
+
+
+async def test_a_trajectory_that_moved_before_its_instance_left_goes_on_as_the_same_try(moving: Moving) -> None:
+    moving.desk.fleet.drain("rollout-0")
+    await moving.answer(MOVED)
+    assert [e["instance"] for e in moving.desk.told("instance_left")] == ["rollout-0"]
+    placement = await moving.desk.controller.place(moving.place("rollout-0.0"))
+    assert (placement.instance, placement.attempt) == ("rollout-1.0", 0)
+    assert moving.desk.told("trajectory_failed") == []
+    assert len(moving.desk.told("trajectory_started")) == 2, "those of the group"
+
+
+async def test_a_worker_that_comes_from_the_same_lost_place_twice_has_lost_what_was_sent_back_there(
+    moving: Moving,
+) -> None:
+    await moving.answer(MOVED)
+    _, displaced = moving.desk.fleet.lost("rollout-0")
+    moving.desk.controller.instance_lost(displaced)
+    places = [await moving.desk.controller.place(moving.place("rollout-0.0")) for _ in range(2)]
+    assert [(place.instance, place.attempt) for place in places] == [("rollout-1.0", 0), ("rollout-1.0", 1)]
 
 
 async def test_instances_hear_that_nobody_serves_where_another_was(moving: Moving) -> None:

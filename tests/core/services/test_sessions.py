@@ -123,31 +123,37 @@ async def test_a_leave_that_its_instance_does_not_survive_is_over() -> None:
 async def test_a_call_follows_its_request_to_where_its_instance_has_sent_it() -> None:
     bench = Bench()
     answer = await bench.generate()
-    bench.peers["a"].answer("generate", Generated(moved="b", carried=True))
+    bench.peers["a"].answer("generate", Generated(moved="b"))
     await turns()
-    bench.peers["b"].answer("follow", Generated(completion=ANSWER))
+    bench.peers["b"].answer("generate", Generated(completion=ANSWER))
     assert await answer is ANSWER
     (_, first), (_, second) = bench.peers["a"].asked + bench.peers["b"].asked
-    assert second.request_id == first.request.request_id
+    assert second.request.request_id == first.request.request_id
     again = await bench.generate()
     bench.peers["b"].answer("generate", Generated(completion=ANSWER))
     assert await again is ANSWER, "what the episode asks next"
 
 
-async def test_a_call_whose_trajectory_was_sent_on_before_it_came_is_made_there() -> None:
+async def test_a_call_to_an_instance_that_left_is_found_where_its_request_had_moved() -> None:
     bench = Bench()
     answer = await bench.generate()
-    bench.peers["a"].answer("generate", Generated(moved="b"))
+    await bench.instances.lost("a")
+    await turns()
+    ((_, asked),) = bench.peers["controller"].asked
+    assert (asked.instance, asked.attempt) == ("a", 0)
+    bench.peers["controller"].answer("place", Placement(instance="b", attempt=0))
     await turns()
     bench.peers["b"].answer("generate", Generated(completion=ANSWER))
     assert await answer is ANSWER
+    (_, first), (_, second) = bench.peers["a"].asked + bench.peers["b"].asked
+    assert second.request.request_id == first.request.request_id
 
 
 async def test_a_request_that_moved_is_made_again_from_its_prompt_when_its_new_instance_is_lost() -> None:
     bench = Bench()
     bench.peers["c"] = Peer("c")
     answer = await bench.generate()
-    bench.peers["a"].answer("generate", Generated(moved="b", carried=True))
+    bench.peers["a"].answer("generate", Generated(moved="b"))
     await turns()
     await bench.instances.lost("b")
     await turns()

@@ -91,7 +91,9 @@ async def test_of_an_instance_that_is_lost_while_it_switches_nothing_is_told() -
     await turns()
     await answer(desk.peers["rollout-0.1"], "load_version", loaded(1))
     await answer(desk.peers["rollout-0.1"], "switch_version", switched())
-    place = PlaceCall(worker="w.0", version=0, group=0, trajectory=0, attempt=0, evaluation=False)
+    place = PlaceCall(
+        worker="w.0", version=0, group=0, trajectory=0, instance="rollout-0.0", attempt=0, evaluation=False
+    )
     assert (await desk.controller.place(place)).instance == "rollout-0.1"
     again = [e for e in desk.told("trajectory_started") if e["attempt"] == 1]
     assert {e["version"] for e in again} == {1}, "what was lost begins anew, under the newest version"
