@@ -3,12 +3,12 @@
     python tests/benchmarks/ladder.py [--json] [--runs 3] [--batches 40] [--instances 1]
 
 Three kinds from the same warmed-up checkpoint, on the same two cores, the same batches (32 prompts x 8 answers), one
-optimiser step each, evaluation and checkpoints off. One rollout instance and the trainer, so that each has a core as
-it has a device elsewhere: a rung gains what the one below leaves idle, and the demo's two instances leave nothing. *synchronous*: a version's batch is generated, then trained.
-*streaming*: the same policy, but the trainer computes on groups as they come. *delayed_update*: streaming, and the next
-batch is generated under the version before while this one is trained. Kinds alternate; seconds are per batch, from the
-first trained batch to the last; medians over the runs count, and ratios are of runs of the same round. Nothing is
-required of the result.
+optimiser step each, evaluation and checkpoints off. One rollout instance and the trainer, so that each has a core as it
+has a device elsewhere: a rung gains what the one below leaves idle, and the demo's two instances leave nothing.
+*synchronous*: a version's batch is generated, then trained. *streaming*: the same policy, but the trainer computes on
+groups as they come. *delayed_update*: streaming, and the next batch is generated under the version before while this
+one is trained. Kinds alternate; seconds are per batch, from the first trained batch to the last; medians over the runs
+count, and ratios are of runs of the same round. Nothing is required of the result.
 """
 
 from __future__ import annotations
