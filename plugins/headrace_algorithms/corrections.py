@@ -6,8 +6,10 @@ With d_t = log centre(t) - log behaviour(t) over the T tokens of a sequence:
     sequence_product     rho_t = exp(sum over the sequence of d)       the true ratio of the sequence
     sequence_geometric   rho_t = exp(mean over the sequence of d)
 
-Bounding rho from above is truncated importance sampling (Ionides 2008; IMPALA, arXiv:1802.01561). Invariant:
-weights carry no gradient, and whether a token is kept is a mask of its own, never a weight of 0.
+Bounding rho from above is truncated importance sampling (TIS; Ionides 2008; IMPALA, arXiv:1802.01561). Leaving out
+what lies outside a band is masked importance sampling (MIS): at the level of a sequence all its tokens go, so that a
+response which left the learner's support teaches nothing. The two are apart, each with its own level and bounds.
+Invariant: weights carry no gradient, and whether a token is kept is a mask of its own, never a weight of 0.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace_algorithms.loss_settings import Level, Outside
+from headrace_algorithms.loss_settings import Level, LossSettings
 
 LOG_LIMIT = 20.0
 """Log-ratios are bounded to +-LOG_LIMIT before ``exp``: no overflow, so 0 * inf never arises."""
@@ -33,10 +35,11 @@ class Correction:
     """Per token, [T], without gradient."""
 
     weight: Tensor
-    keep: Tensor | None
-    """bool; None: every token is kept."""
-    outside: Tensor
-    """bool: the ratio lay outside the bounds."""
+    """Within its bounds."""
+    bounded: Tensor
+    """bool: a bound made the weight what it is."""
+    keep: Tensor
+    """bool."""
 
 
 def sequence_sums(values: Tensor, sequence: Tensor, sequences: int) -> Tensor:
@@ -59,11 +62,18 @@ def importance_ratio(log_ratio: Tensor, sequence: Tensor, sequences: int, *, lev
     return bounded_exp(log_ratio)
 
 
-def correct(ratio: Tensor, *, floor: float, cap: float, outside: Outside) -> Correction:
-    """Bound ``ratio`` ([T]) to [floor, cap], or keep only the tokens within. ValueError when floor > cap."""
-    if floor > cap:
-        raise ValueError(f"importance bounds must have floor <= cap, got {floor} > {cap}")
-    beyond = (ratio < floor) | (ratio > cap)
-    if outside == "reject":
-        return Correction(weight=ratio, keep=~beyond, outside=beyond)
-    return Correction(weight=ratio.clamp(floor, cap), keep=None, outside=beyond)
+def correct(log_ratio: Tensor, sequence: Tensor, sequences: int, settings: LossSettings) -> Correction:
+    """``log_ratio``: d, [T]; ``sequence``: [T] indices into S. A NaN is kept: it must reach the loss."""
+    weight = importance_ratio(log_ratio, sequence, sequences, level=settings.importance_level)
+    floor, cap = settings.importance_floor, settings.importance_cap
+    kept = importance_ratio(log_ratio, sequence, sequences, level=settings.keep_level)
+    return Correction(
+        weight=weight.clamp(floor, cap),
+        bounded=_outside(weight, floor, cap),
+        keep=~_outside(kept, settings.keep_floor, settings.keep_cap),
+    )
+
+
+def _outside(ratio: Tensor, floor: float, cap: float) -> Tensor:
+    beyond: Tensor = (ratio < floor) | (ratio > cap)
+    return beyond

@@ -14,10 +14,10 @@ Loss = Literal["clipped", "decoupled", "importance"]
 Surrogate = Literal["clip", "soft"]
 RatioLevel = Literal["token", "sequence"]
 Level = Literal["token", "sequence_product", "sequence_geometric"]
-Outside = Literal["clamp", "reject"]
 Estimator = Literal["k1", "k2", "k3"]
 
 _ON_POLICY = "0 <= importance_floor <= 1 <= importance_cap, so that a token sampled on-policy keeps its weight of 1"
+_KEPT = "0 <= keep_floor <= 1 <= keep_cap, so that a token sampled on-policy is kept"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +49,13 @@ class LossSettings:
     """Lower bound of the weight (``decoupled`` and ``importance``)."""
     importance_level: Level = "token"
     """What a weight is taken over: each token; the product over its sequence; the geometric mean over it."""
-    importance_outside: Outside = "clamp"
-    """Weights outside floor and cap: ``clamp`` them to the bound, or ``reject`` their tokens, which then leave the
-    numerator and stay in the denominator."""
+    keep_cap: float = math.inf
+    """Tokens with a ratio to the behaviour policy above it leave the numerator and stay in the denominator; ``inf``:
+    none does (``decoupled`` and ``importance``)."""
+    keep_floor: float = 0.0
+    """So do those with a ratio below it."""
+    keep_level: Level = "token"
+    """What that ratio is taken over, as ``importance_level``: over a sequence, its tokens stay or go together."""
 
     kl_coefficient: float = 0.0
     """Weight of the KL to the reference policy in the loss."""
@@ -78,6 +82,8 @@ def _bounds(settings: LossSettings) -> None:
         ("soft_negative", s.soft_negative, 0 < s.soft_negative < math.inf, "0 < soft_negative < inf"),
         ("importance_floor", s.importance_floor, 0 <= s.importance_floor <= 1, _ON_POLICY),
         ("importance_cap", s.importance_cap, s.importance_cap >= 1, _ON_POLICY),
+        ("keep_floor", s.keep_floor, 0 <= s.keep_floor <= 1, _KEPT),
+        ("keep_cap", s.keep_cap, s.keep_cap >= 1, _KEPT),
         ("kl_coefficient", s.kl_coefficient, 0 <= s.kl_coefficient < math.inf, "0 <= kl_coefficient < inf"),
         (
             "entropy_coefficient",
@@ -103,13 +109,9 @@ def _combinations(settings: LossSettings) -> None:
             "dual_clip is not defined for the sequence ratio to the behaviour policy (GSPO); "
             "set loss = 'decoupled', which makes it TBPO's, or remove it"
         )
-    if (
-        settings.importance_outside == "reject"
-        and settings.importance_cap == math.inf
-        and not settings.importance_floor
-    ):
+    if settings.keep_level != "token" and settings.keep_cap == math.inf and not settings.keep_floor:
         raise ValueError(
-            "importance_outside = 'reject' has no bound to reject by; set importance_cap or importance_floor"
+            f"keep_level {settings.keep_level!r} has no bound to leave tokens out by; set keep_cap or keep_floor"
         )
     if settings.kl_coefficient > 0 and settings.kl_estimator == "k1" and not settings.kl_importance:
         raise ValueError(
@@ -119,11 +121,12 @@ def _combinations(settings: LossSettings) -> None:
 
 
 def _refuse_weighting(settings: LossSettings) -> None:
-    weighting = (settings.importance_floor, settings.importance_level, settings.importance_outside)
-    if weighting != (0.0, "token", "clamp"):
+    s = settings
+    weighting = (s.importance_floor, s.importance_level, s.keep_floor, s.keep_cap, s.keep_level)
+    if weighting != (0.0, "token", 0.0, math.inf, "token"):
         raise ValueError(
-            "loss 'clipped' has no importance weight for importance_floor, importance_level or importance_outside "
-            "to act on; remove them, or set loss = 'decoupled' or 'importance'"
+            "loss 'clipped' has no importance weight for importance_floor, importance_level, keep_floor, keep_cap or "
+            "keep_level to act on; remove them, or set loss = 'decoupled' or 'importance'"
         )
 
 

@@ -4,7 +4,7 @@ Policy loss. Per trainable token, with log-probs of the current policy, an ancho
 reference, advantage A, entropy H and weight v (``loss_weights``):
 
     r   = current / anchor                       the ratio, bounded by the surrogate f (``surrogates``)
-    rho = anchor / mu, bounded, no gradient      the importance weight (``corrections``)
+    rho = anchor / mu, bounded, no gradient      the importance weight, and which tokens are kept (``corrections``)
     l   = - rho * f(r, A)  +  kl_coefficient * KL (``kl``)  -  entropy_coefficient * H
     numerator = sum over kept tokens of v * l
 
@@ -30,7 +30,7 @@ from torch import Tensor
 from headrace.contract import LossInputs, LossOutput
 from headrace.contract.columns import ADVANTAGES, BEHAVIOUR_LOGPROBS, PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS
 from headrace.errors import ContractError
-from headrace_algorithms.corrections import bounded_exp, correct, importance_ratio
+from headrace_algorithms.corrections import bounded_exp, correct
 from headrace_algorithms.kl import importance_weighted, kl_estimate
 from headrace_algorithms.loss_settings import Loss, LossSettings
 from headrace_algorithms.mismatch import Metrics, mismatch_metrics
@@ -49,15 +49,11 @@ def policy_loss(inputs: LossInputs, **settings: Any) -> LossOutput:
     advantages, behaviour = _column(inputs, ADVANTAGES), _column(inputs, BEHAVIOUR_LOGPROBS)
     anchor = _anchor(inputs, chosen.loss, behaviour)
     moved = (current.detach() if chosen.loss == "clipped" else anchor) - behaviour
-    correction = correct(
-        importance_ratio(moved, inputs.sequence, inputs.sequences, level=chosen.importance_level),
-        floor=chosen.importance_floor,
-        cap=chosen.importance_cap,
-        outside=chosen.importance_outside,
-    )
+    correction = correct(moved, inputs.sequence, inputs.sequences, chosen)
     ratio = policy_ratio(current - anchor, inputs.sequence, inputs.sequences, level=chosen.ratio_level)
     metrics = mismatch_metrics(moved, inputs.sequence, inputs.sequences)
-    metrics["mismatch/outside_share"] = (correction.outside.sum(), tokens, "mean")
+    metrics["mismatch/outside_share"] = (correction.bounded.sum(), tokens, "mean")
+    metrics["mismatch/rejected_share"] = ((~correction.keep).sum(), tokens, "mean")
     if chosen.loss == "importance":
         metrics |= _ratio_metrics(bounded_exp(moved))
     else:
@@ -73,8 +69,7 @@ def policy_loss(inputs: LossInputs, **settings: Any) -> LossOutput:
         per_token = per_token + chosen.kl_coefficient * kl
     if chosen.entropy_coefficient > 0:
         per_token = per_token - chosen.entropy_coefficient * _entropy(inputs)
-    if correction.keep is not None and chosen.loss != "clipped":
-        per_token = torch.where(correction.keep, per_token, 0.0)
+    per_token = torch.where(correction.keep, per_token, 0.0)
     return LossOutput(numerator=_weighted_sum(inputs, per_token), metrics=metrics | _entropy_metrics(inputs))
 
 

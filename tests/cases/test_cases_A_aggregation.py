@@ -201,7 +201,7 @@ def test_A03_a_fully_masked_batch_has_denominator_0_and_a_finite_zero_gradient(a
 
 def test_A04_rejected_tokens_leave_the_numerator_and_stay_in_the_denominator() -> None:
     log_ratios = torch.tensor([0.2, -1.2, 0.9, -6.0, 0.4])
-    grpo = Grpo(GrpoSettings(loss="importance", importance_floor=0.5, importance_cap=2, importance_outside="reject"))
+    grpo = Grpo(GrpoSettings(loss="importance", keep_floor=0.5, keep_cap=2))
     current = torch.full((5,), -7.0, requires_grad=True)
     output = policy_loss(
         LossInputs(
@@ -217,7 +217,7 @@ def test_A04_rejected_tokens_leave_the_numerator_and_stay_in_the_denominator() -
     assert current.grad is not None
     assert [bool(g) for g in current.grad] == [True, False, False, False, True]
     assert output.numerator.item() / 5 == pytest.approx(-0.542645, abs=1e-6)
-    total, count, _ = output.metrics["mismatch/outside_share"]
+    total, count, _ = output.metrics["mismatch/rejected_share"]
     assert float(total) / count == pytest.approx(3 / 5)
 
 

@@ -163,21 +163,48 @@ def test_C04_levels_and_bounds_of_importance_weights() -> None:
     one = torch.zeros(2, dtype=torch.int64)
     token = importance_ratio(moved, one, 1, level="token")
     assert token.tolist() == pytest.approx([2.71828, 0.60653], abs=1e-5)
-    capped = correct(token, floor=0.0, cap=2.0, outside="clamp")
+    capped = correct(moved, one, 1, GrpoSettings(importance_cap=2.0))
     assert capped.weight.tolist() == pytest.approx([2.0, 0.60653], abs=1e-5)
-    band = correct(token, floor=0.8, cap=2.0, outside="clamp")
+    band = correct(moved, one, 1, GrpoSettings(importance_floor=0.8, importance_cap=2.0))
     assert band.weight.tolist() == pytest.approx([2.0, 0.8])
-    assert band.keep is None
+    assert band.keep.all()
     assert importance_ratio(moved, one, 1, level="sequence_product").tolist() == pytest.approx([1.648721] * 2)
     assert importance_ratio(moved, one, 1, level="sequence_geometric").tolist() == pytest.approx([1.284025] * 2)
 
 
-def test_C04_bounds_in_the_wrong_order_are_refused() -> None:
-    with pytest.raises(ValueError, match="floor <= cap"):
-        correct(torch.ones(1), floor=2.0, cap=0.8, outside="clamp")
-    for bounds in ({"importance_floor": 2.0}, {"importance_cap": 0.8}, {"importance_floor": -1.0}):
-        with pytest.raises(ValueError, match="out of bounds"):
-            GrpoSettings(**bounds)
+@pytest.mark.parametrize(
+    ("level", "keep"),
+    [
+        ("token", [True, True, False, True, True]),
+        ("sequence_product", [False, False, False, True, True]),
+        ("sequence_geometric", [True, True, True, True, True]),
+    ],
+)
+def test_C04_the_mask_has_a_level_and_bounds_of_its_own_and_leaves_weights_alone(level: Any, keep: list[bool]) -> None:
+    """Sequences of ratios e^0.4, e^-0.1, e^0.9 (product e^1.2, mean e^0.4) and e^0.2, e^-0.3 (e^-0.1, e^-0.05), in a
+    band from 0.6 to 2: e^0.9 is outside, and so is e^1.2."""
+    moved = torch.tensor([0.4, -0.1, 0.9, 0.2, -0.3])
+    settings = GrpoSettings(keep_level=level, keep_floor=0.6, keep_cap=2.0, importance_cap=1.3)
+    found = correct(moved, torch.tensor([0, 0, 0, 1, 1]), 2, settings)
+    assert found.keep.tolist() == keep
+    assert found.weight.tolist() == pytest.approx(moved.exp().clamp(max=1.3).tolist())
+    assert found.bounded.tolist() == [True, False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"importance_floor": 2.0},
+        {"importance_cap": 0.8},
+        {"importance_floor": -1.0},
+        {"keep_floor": 2.0},
+        {"keep_cap": 0.8},
+        {"keep_floor": -1.0},
+    ],
+)
+def test_C04_bounds_that_would_exclude_an_on_policy_token_are_refused(bounds: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="out of bounds"):
+        GrpoSettings(**bounds)
 
 
 def test_C04_weights_carry_no_gradient() -> None:
@@ -226,7 +253,9 @@ def test_C06_a_dual_clip_bounds_negative_advantages_only() -> None:
     [
         {"importance_floor": 0.5},
         {"importance_level": "sequence_product"},
-        {"importance_outside": "reject"},
+        {"keep_floor": 0.5},
+        {"keep_cap": 2.0},
+        {"keep_level": "sequence_product", "keep_cap": 2.0},
     ],
 )
 def test_C06_corrections_that_the_clipped_loss_is_not_defined_for_are_refused(settings: dict[str, Any]) -> None:

@@ -114,6 +114,7 @@ def test_L07_the_default_set_is_reported_and_finite() -> None:
         "mismatch/sequence_ratio_max",
         "mismatch/effective_sample_share",
         "mismatch/outside_share",
+        "mismatch/rejected_share",
     } == set(metrics)
     assert all(math.isfinite(m.value) for m in metrics.values())
     values = {name: m.value for name, m in metrics.items()}

@@ -26,7 +26,9 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"loss": "clipped", "surrogate": "soft"},
     {"loss": "decoupled"},
     {"loss": "decoupled", "importance_level": "sequence_product", "kl_coefficient": 0.2, "kl_estimator": "k1"},
-    {"loss": "decoupled", "importance_outside": "reject", "importance_floor": 0.6},
+    {"loss": "decoupled", "keep_floor": 0.6, "keep_cap": 2.0},
+    {"loss": "decoupled", "keep_level": "sequence_geometric", "keep_floor": 0.8, "keep_cap": 1.2},
+    {"loss": "importance", "keep_level": "sequence_product", "keep_cap": 1.5, "kl_coefficient": 0.2},
     {"loss": "decoupled", "ratio_level": "sequence", "dual_clip": 1.1, "importance_level": "sequence_geometric"},
     {"loss": "decoupled", "surrogate": "soft", "entropy_coefficient": 0.1},
     {"loss": "importance", "importance_level": "sequence_geometric"},
@@ -193,7 +195,7 @@ def test_metrics_carry_no_gradient(options: dict[str, Any]) -> None:
 
 def test_a_rejected_token_loses_its_kl_too() -> None:
     inputs = random_inputs(10)
-    options: dict[str, Any] = {"loss": "decoupled", "importance_outside": "reject", "importance_cap": 1.2}
+    options: dict[str, Any] = {"loss": "decoupled", "keep_cap": 1.2}
     outside = (inputs.columns[PROXIMAL_LOGPROBS] - inputs.columns[BEHAVIOUR_LOGPROBS]).exp() > 1.2
     assert outside.any()
     assert not gradient(inputs, kl_coefficient=0.5, **options)[outside].any()

@@ -82,7 +82,7 @@ def test_entropy_is_computed_only_when_it_is_reported_or_in_the_loss() -> None:
         ({"aggregation": "constant"}, "needs a positive constant_length"),
         ({"aggregation": "constant", "constant_length": 0.0}, "needs a positive constant_length"),
         ({"constant_length": 8.0}, "does nothing under aggregation 'token_mean'"),
-        ({"importance_outside": "reject", "importance_cap": float("inf")}, "no bound to reject by"),
+        ({"keep_level": "sequence_geometric"}, "has no bound to leave tokens out by"),
     ],
 )
 def test_a_setting_that_could_not_act_is_refused(settings: dict[str, Any], message: str) -> None:
