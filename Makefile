@@ -68,7 +68,7 @@ build/peers/.ready:
 	build/peers/bin/python -m $(INSTALL) accelerate aiofiles aiohttp codetiming colorlog datasets einops flask \
 		httpx hydra-core lark numba omegaconf openai orjson pillow ray==2.60.0 tenacity tensordict==0.15.3 torchdata \
 		transformers uvloop
-	build/peers/bin/python -m $(INSTALL) --no-deps verl==0.9.1 areal==1.0.4
+	build/peers/bin/python -m $(INSTALL) --no-deps verl==0.9.1 areal==1.0.4 trl==1.16.0
 	touch $@
 
 clean:

@@ -1,4 +1,4 @@
-"""The losses and advantages of verl and AReaL on given inputs; started by ``peers.py`` in an interpreter that has them.
+"""The losses and advantages of verl, AReaL and TRL on given inputs; ``peers.py`` starts it in an interpreter with them.
 
     python tests/agreement/peer_side.py INPUTS.npz RESULT.npz
 
@@ -8,13 +8,17 @@ Inputs are padded [rows, tokens], as these libraries take them. It imports nothi
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from areal.api.cli_args import RejectionSamplingConfig
 from areal.utils.functional import functional as areal
+from trl import GRPOTrainer
+from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo import core_algos as verl
 from verl.workers.config.actor import ActorConfig
 
@@ -90,20 +94,95 @@ def of_areal(given: dict[str, torch.Tensor]) -> dict[str, Loss]:
     }
 
 
+def of_trl(given: dict[str, torch.Tensor]) -> dict[str, Loss]:
+    """TRL's loss is a method of its trainer: here of one that has what the method reads, and log-probs for a model."""
+    mask, rows = given["mask"].double(), len(given["mask"])
+    prompt = torch.zeros((rows, 1), dtype=torch.int64)
+    alone = SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x)
+
+    def policy(kind: str, anchor: str = "behaviour", **settings: Any) -> Loss:
+        trainer = SimpleNamespace(
+            loss_type=kind,
+            importance_sampling_level="token",
+            epsilon_low=0.2,
+            epsilon_high=0.28,
+            beta=0.0,
+            max_completion_length=mask.shape[1],
+            use_vllm=anchor == "proximal",
+            vllm_importance_sampling_correction=True,
+            top_entropy_quantile=1.0,
+            off_policy_mask_threshold=None,
+            aux_loss_enabled=False,
+            _entropy_bonus_enabled=False,
+            current_gradient_accumulation_steps=1,
+            accelerator=alone,
+            model=SimpleNamespace(training=True),
+            _metrics=defaultdict(lambda: defaultdict(list)),
+            args=SimpleNamespace(
+                delta=None,
+                use_bias_correction_kl=False,
+                sapo_temperature_pos=1.0,
+                sapo_temperature_neg=1.05,
+                steps_per_generation=1,
+            ),
+        )
+        for name, value in settings.items():
+            setattr(trainer.args if hasattr(trainer.args, name) else trainer, name, value)
+        inputs = {
+            "prompt_ids": prompt,
+            "prompt_mask": torch.ones_like(prompt),
+            "completion_ids": torch.zeros(mask.shape, dtype=torch.int64),
+            "completion_mask": mask,
+            "advantages": given["advantages"] * (trainer.beta == 0.0),
+            "old_per_token_logps": given[anchor],
+            "ref_per_token_logps": given["reference"],
+            "importance_sampling_ratio": (given["proximal"] - given["behaviour"]).exp().clamp(max=2.0),
+            "num_items_in_batch": mask.sum(),
+        }
+
+        def loss(current: torch.Tensor) -> torch.Tensor:
+            trainer._get_per_token_logps_and_entropies = lambda *_, **__: (current, torch.zeros_like(current), None)
+            return GRPOTrainer._compute_loss(trainer, None, inputs)
+
+        return loss
+
+    return {
+        "clip, token mean": policy("dapo"),
+        "clip and dual clip": policy("dapo", delta=3.0),
+        "clip, sequence mean of token means": policy("grpo"),
+        "clip, fixed length": policy("dr_grpo"),
+        "decoupled, weights capped at 2": policy("dapo", "proximal"),
+        "gspo": policy("grpo", importance_sampling_level="sequence", epsilon_low=0.03, epsilon_high=0.04),
+        "sapo": policy("sapo"),
+        "cispo": policy("cispo", epsilon_high=5.0),
+        "kl k3": policy("dapo", beta=1.0),
+        "kl k3, weighted": policy("dapo", beta=1.0, use_bias_correction_kl=True),
+    }
+
+
 def advantages_of_verl(given: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
     """Per row."""
-    mask = given["mask"].float()
+    mask = given["mask"].double()
+    every = torch.ones_like(mask)
+    rewards = torch.zeros_like(mask)
+    rewards[:, 0] = given["reward"]
     index = given["group"].numpy()
 
     def found(function: Any, **settings: Any) -> np.ndarray:
-        rewards = torch.zeros_like(mask)
-        rewards[:, 0] = given["reward"]
-        return function(rewards, torch.ones_like(mask), index, **settings)[0][:, 0].numpy()
+        return function(rewards, every, index, **settings)[0][:, 0].numpy()
+
+    at_end = torch.zeros_like(mask)
+    some = given["mask"].any(dim=1)
+    at_end[some, given["mask"].sum(dim=1)[some] - 1] = given["reward"][some]
+    whole = verl.compute_reinforce_plus_plus_outcome_advantage(at_end, mask, config=AlgoConfig(gamma=1.0))
+    based = verl.compute_reinforce_plus_plus_baseline_outcome_advantage(rewards, mask, index)
 
     return {
         "group std": found(verl.compute_grpo_outcome_advantage),
         "none": found(verl.compute_grpo_outcome_advantage, norm_adv_by_std_in_grpo=False),
         "leave one out": found(verl.compute_rloo_outcome_advantage),
+        "whitened": whole[0][:, 0].numpy(),
+        "none, whitened": based[0][:, 0].numpy(),
     }
 
 
@@ -111,7 +190,7 @@ def main() -> None:
     inputs, result = sys.argv[1:]
     given = {name: torch.from_numpy(array) for name, array in np.load(inputs).items()}
     found: dict[str, np.ndarray] = {}
-    for peer, losses in (("verl", of_verl(given)), ("areal", of_areal(given))):
+    for peer, losses in (("verl", of_verl(given)), ("areal", of_areal(given)), ("trl", of_trl(given))):
         for name, loss in losses.items():
             current = given["current"].clone().requires_grad_()
             value = loss(current)

@@ -1,4 +1,4 @@
-"""Our losses and advantages next to those of verl and AReaL, on the same random inputs.
+"""Our losses and advantages next to those of verl, AReaL and TRL, on the same random inputs.
 
     python tests/agreement/peers.py --python VENV/bin/python [--json] [--seeds 3]
 
@@ -22,13 +22,15 @@ import torch
 
 from headrace.contract import LossInputs
 from headrace.contract.columns import ADVANTAGES, BEHAVIOUR_LOGPROBS, PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS
-from headrace_algorithms.advantages import Scaling, group_relative
+from headrace_algorithms.advantages import Baseline, Scaling, group_relative
 from headrace_algorithms.aggregation import Aggregation, normalisers
-from headrace_algorithms.kl import kl_estimate
+from headrace_algorithms.kl import importance_weighted, kl_estimate
 from headrace_algorithms.losses import policy_loss
 from headrace_algorithms.rows import Groups
+from headrace_algorithms.whitening import whitened
 
 GROUPS, GROUP_SIZE, LONGEST = 4, 6, 40
+PEERS = ("verl", "areal", "trl")
 Inputs = Mapping[str, np.ndarray]
 Found = dict[str, np.ndarray]
 
@@ -41,14 +43,16 @@ LOSSES: dict[str, tuple[dict[str, Any], Aggregation]] = {
     "clip and dual clip": ({**CLIP, "dual_clip": 3.0}, "token_mean"),
     "clip, sequence mean of token means": (CLIP, "sequence_mean_token_mean"),
     "clip, sequence mean of token sums": (CLIP, "sequence_mean_token_sum"),
+    "clip, fixed length": (CLIP, "constant"),
     "decoupled, weights capped at 2": (WEIGHTED, "token_mean"),
-    "decoupled, tokens beyond 2 rejected": ({**WEIGHTED, "importance_outside": "reject"}, "token_mean"),
+    "decoupled, tokens beyond 2 rejected": ({**WEIGHTED, "keep_cap": 2.0}, "token_mean"),
     "gspo": (GSPO, "sequence_mean_token_mean"),
     "sapo": (SOFT, "sequence_mean_token_mean"),
     "sapo, token mean": (SOFT, "token_mean"),
     "cispo": ({"loss": "importance", "importance_cap": 5.0}, "token_mean"),
 }
 SCALINGS: dict[str, Scaling] = {"group std": "group_std", "none": "none", "leave one out": "leave_one_out"}
+WHITENED: dict[str, Baseline] = {"whitened": "none", "none, whitened": "group_mean"}
 
 
 def inputs_of(seed: int) -> Inputs:
@@ -75,7 +79,7 @@ def our_loss(given: Inputs, settings: Mapping[str, Any], aggregation: Aggregatio
     mask = given["mask"]
     lengths = mask.sum(axis=1)
     groups = Groups(index=given["group"], count=GROUPS, order=np.arange(len(mask)))
-    found = normalisers(lengths, groups, aggregation=aggregation)
+    found = normalisers(lengths, groups, aggregation=aggregation, constant_length=LONGEST)
     current = torch.from_numpy(given["current"][mask]).requires_grad_()
     columns = {
         ADVANTAGES: "advantages",
@@ -93,10 +97,12 @@ def our_loss(given: Inputs, settings: Mapping[str, Any], aggregation: Aggregatio
     return gradient_of(policy_loss(inputs, **settings).numerator / found.denominators.sum(), current, mask)
 
 
-def our_kl(given: Inputs, estimator: Any) -> tuple[float, np.ndarray]:
+def our_kl(given: Inputs, estimator: Any, *, weighted: bool = False) -> tuple[float, np.ndarray]:
     mask = given["mask"]
     current = torch.from_numpy(given["current"][mask]).requires_grad_()
     kl = kl_estimate(current, torch.from_numpy(given["reference"][mask]), estimator=estimator)
+    if weighted:
+        kl = importance_weighted(kl, current, torch.from_numpy(given["behaviour"][mask]), estimator=estimator)
     return gradient_of(kl.mean(), current, mask)
 
 
@@ -113,6 +119,7 @@ def ours(given: Inputs) -> Found:
     found: Found = {}
     losses = {name: our_loss(given, *how) for name, how in LOSSES.items()}
     losses |= {f"kl {estimator}": our_kl(given, estimator) for estimator in ("k1", "k2", "k3")}
+    losses["kl k3, weighted"] = our_kl(given, "k3", weighted=True)
     for name, (value, gradient) in losses.items():
         found[f"{name}/value"], found[f"{name}/gradient"] = np.asarray(value), gradient
     groups = Groups(index=given["group"], count=GROUPS, order=np.arange(len(given["group"])))
@@ -120,6 +127,10 @@ def ours(given: Inputs) -> Found:
     for name, scaling in SCALINGS.items():
         statistics = group_relative(given["reward"], groups, first=first, scaling=scaling)
         found[f"advantages, {name}/value"] = statistics.advantages
+    lengths = given["mask"].sum(axis=1)
+    for name, baseline in WHITENED.items():
+        statistics = group_relative(given["reward"], groups, first=first, scaling="none", baseline=baseline)
+        found[f"advantages, {name}/value"] = whitened(statistics.advantages, lengths, whitening="shift_and_scale")
     return found
 
 
@@ -132,14 +143,14 @@ def theirs(python: str, given: Inputs, work: Path) -> Found:
 
 def versions(python: str) -> dict[str, str]:
     """Of the peers."""
-    code = "from importlib.metadata import version as v; print(v('verl'), v('areal'))"
+    code = f"from importlib.metadata import version; print(*map(version, {PEERS}))"
     said = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    return dict(zip(("verl", "areal"), said, strict=True))
+    return dict(zip(PEERS, said, strict=True))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--python", required=True, help="interpreter that has verl and areal")
+    parser.add_argument("--python", required=True, help=f"interpreter that has {', '.join(PEERS)}")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
