@@ -9,8 +9,11 @@ passes, float64), A_i = (r_i - m) / unit:
     leave_one_out   (n - 1) / n    RLOO, arXiv:2402.14740: r_i less the mean of the others
     group_mean      m              MaxRL, arXiv:2602.02710; rewards of 0 and more
 
-Invariant: a group whose rewards are equal gets exactly 0, and no finite reward gives a non-finite
-advantage. Baselines are over trajectories: rows of one trajectory share one advantage and count once.
+Without the group's mean as the baseline (``none``) A_i is r_i: what it is compared with is then a matter of the whole
+batch (``whitening``).
+
+Invariant: compared with its own mean, a group whose rewards are equal gets exactly 0, and no finite reward gives a
+non-finite advantage. Baselines are over trajectories: rows of one trajectory share one advantage and count once.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from headrace.contract import Array
 from headrace.errors import ContractError
 from headrace_algorithms.rows import Groups
 
+Baseline = Literal["group_mean", "none"]
 Scaling = Literal["group_std", "none", "leave_one_out", "group_mean"]
 
 EQUAL_TOLERANCE = 1e-6
@@ -38,7 +42,7 @@ class GroupStatistics:
     """Per group ([g], over scored trajectories) and per row ([n]) results."""
 
     advantages: Array
-    """float64 [n]: 0 for unscored rows, rows of equal groups and lone survivors."""
+    """float64 [n]: 0 for unscored rows and, against the group's mean, rows of equal groups and lone survivors."""
     scored: Array
     """bool [n]: the reward is finite."""
     survivors: Array
@@ -53,9 +57,11 @@ class GroupStatistics:
     """bool [g]: fewer than two survivors, or equal rewards."""
 
 
-def group_relative(rewards: Array, groups: Groups, *, first: Array, scaling: Scaling) -> GroupStatistics:
+def group_relative(
+    rewards: Array, groups: Groups, *, first: Array, scaling: Scaling, baseline: Baseline = "group_mean"
+) -> GroupStatistics:
     """Advantages of every row. ``rewards``: float [n], not finite when unscored. ``first``: bool [n], one row
-    per trajectory; only those enter the statistics."""
+    per trajectory; only those enter the statistics. ``scaling`` acts on distances to the group's mean only."""
     rewards = rewards.astype(np.float64)
     scored = np.isfinite(rewards)
     chosen = groups.order[(scored & first)[groups.order]]
@@ -78,12 +84,14 @@ def group_relative(rewards: Array, groups: Groups, *, first: Array, scaling: Sca
             f"a reward of {low[some].min():g} cannot be scaled by the mean of its group",
             fix="advantage_scaling = 'group_mean' needs rewards of 0 and more; give such rewards, or use another one",
         )
-    unit = _unit(scaling, mean=mean, std=std, survivors=survivors, magnitude=magnitude)
-
-    informative = scored & ~equal[groups.index]
-    index = groups.index[informative]
     advantages = np.zeros(len(rewards))
-    advantages[informative] = (rewards[informative] - mean[index]) / unit[index]
+    if baseline == "none":
+        advantages[scored] = rewards[scored]
+    else:
+        unit = _unit(scaling, mean=mean, std=std, survivors=survivors, magnitude=magnitude)
+        informative = scored & ~equal[groups.index]
+        index = groups.index[informative]
+        advantages[informative] = (rewards[informative] - mean[index]) / unit[index]
     return GroupStatistics(
         advantages=advantages, scored=scored, survivors=survivors, mean=mean, low=low, high=high, equal=equal
     )

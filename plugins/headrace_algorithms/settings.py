@@ -8,18 +8,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from headrace_algorithms.advantages import Scaling
+from headrace_algorithms.advantages import Baseline, Scaling
 from headrace_algorithms.aggregation import Aggregation
 from headrace_algorithms.loss_settings import LossSettings
+from headrace_algorithms.whitening import Whitening
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpoSettings(LossSettings):
     """Settings of ``grpo``."""
 
+    baseline: Baseline = "group_mean"
+    """What a reward is compared with: the mean of its group, or nothing that the group knows."""
     advantage_scaling: Scaling = "group_std"
-    """What the distance to the group's mean is divided by; the only scaling stage there is. See
-    ``headrace_algorithms.advantages``."""
+    """What the distance to the group's mean is divided by. See ``headrace_algorithms.advantages``."""
+    whitening: Whitening = "none"
+    """Whether advantages are scaled, or shifted and scaled, over all trainable tokens of the batch, which must then be
+    there at once. Groups of equal rewards keep their 0. See ``headrace_algorithms.whitening``."""
     aggregation: Aggregation = "token_mean"
     """The mean the loss is; see ``headrace_algorithms.aggregation``."""
     constant_length: float | None = None
@@ -37,8 +42,23 @@ class GrpoSettings(LossSettings):
 
     def __post_init__(self) -> None:
         LossSettings.__post_init__(self)
+        _one_scale(self)
         _aggregation(self)
         _overlong(self)
+
+
+def _one_scale(settings: GrpoSettings) -> None:
+    scaling = settings.advantage_scaling
+    if settings.baseline == "none" and scaling != "none":
+        raise ValueError(
+            f"advantage_scaling {scaling!r} is of distances to the group's mean, and baseline = 'none' takes none; "
+            "set advantage_scaling = 'none', or baseline = 'group_mean'"
+        )
+    if settings.whitening != "none" and scaling in ("group_std", "group_mean"):
+        raise ValueError(
+            f"whitening {settings.whitening!r} after advantage_scaling {scaling!r} would scale twice; "
+            "set advantage_scaling = 'none', or whitening = 'none'"
+        )
 
 
 def _aggregation(settings: GrpoSettings) -> None:

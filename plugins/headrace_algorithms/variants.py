@@ -1,16 +1,18 @@
 """``grpo`` under the names of the papers whose choices it is then told: each is its settings, and nothing else.
 
-| name        | advantage unit | ratio    | bound                   | weight          | mean over      |
-|-------------|----------------|----------|-------------------------|-----------------|----------------|
-| `dr_grpo`   | none           | token    | clip                    | token, cap      | a fixed length |
-| `dapo`      | group std      | token    | clip, higher above      | token, cap      | tokens         |
-| `rloo`      | leave one out  | token    | clip                    | token, cap      | sequence sums  |
-| `maxrl`     | group mean     | token    | clip                    | token, cap      | tokens         |
-| `cispo`     | group std      | none     | none                    | token, cap 5    | tokens         |
-| `sapo`      | group std      | token    | soft                    | token, cap      | token means    |
-| `gspo`      | group std      | sequence | clip                    | none            | token means    |
-| `longcat`   | none           | token    | clip and dual clip      | token, cap      | a fixed length |
-| `tbpo`      | group std      | sequence | clip and dual clip      | sequence, cap 2 | token means    |
+| name                    | advantage unit | ratio    | bound              | weight          | mean over      |
+|-------------------------|----------------|----------|--------------------|-----------------|----------------|
+| `dr_grpo`               | none           | token    | clip               | token, cap      | a fixed length |
+| `dapo`                  | group std      | token    | clip, higher above | token, cap      | tokens         |
+| `rloo`                  | leave one out  | token    | clip               | token, cap      | sequence sums  |
+| `reinforce_pp`          | batch std      | token    | clip               | token, cap      | tokens         |
+| `reinforce_pp_baseline` | batch std      | token    | clip               | token, cap      | tokens         |
+| `maxrl`                 | group mean     | token    | clip               | token, cap      | tokens         |
+| `cispo`                 | group std      | none     | none               | token, cap 5    | tokens         |
+| `sapo`                  | group std      | token    | soft               | token, cap      | token means    |
+| `gspo`                  | group std      | sequence | clip               | none            | token means    |
+| `longcat`               | none           | token    | clip and dual clip | token, cap      | a fixed length |
+| `tbpo`                  | group std      | sequence | clip and dual clip | sequence, cap 2 | token means    |
 
 Every one can be told any setting of ``grpo``; the table is where each starts. Rows may be stale, and a clip around the
 behaviour policy would bound the update and the staleness at once: those with a weight use the decoupled loss.
@@ -20,11 +22,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace_algorithms.advantages import Scaling
+from headrace_algorithms.advantages import Baseline, Scaling
 from headrace_algorithms.aggregation import Aggregation
 from headrace_algorithms.grpo import Grpo
 from headrace_algorithms.loss_settings import Level, Loss, RatioLevel, Surrogate
 from headrace_algorithms.settings import GrpoSettings
+from headrace_algorithms.whitening import Whitening
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,36 @@ class Rloo(Grpo):
     """Each reward against the mean of the others in its group (arXiv:2402.14740)."""
 
     Settings = RlooSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReinforcePlusPlusSettings(GrpoSettings):
+    """Settings of ``reinforce_pp``."""
+
+    baseline: Baseline = "none"
+    advantage_scaling: Scaling = "none"
+    whitening: Whitening = "shift_and_scale"
+
+
+class ReinforcePlusPlus(Grpo):
+    """Rewards against the mean of the whole batch, in units of its deviation; groups may be of one trajectory
+    (REINFORCE++, arXiv:2501.03262). A KL to the reference is a term of the loss here, never of the reward."""
+
+    Settings = ReinforcePlusPlusSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReinforcePlusPlusBaselineSettings(ReinforcePlusPlusSettings):
+    """Settings of ``reinforce_pp_baseline``."""
+
+    baseline: Baseline = "group_mean"
+
+
+class ReinforcePlusPlusBaseline(Grpo):
+    """Rewards against the mean of their group first, then as ``reinforce_pp`` (arXiv:2501.03262, the variant with a
+    baseline)."""
+
+    Settings = ReinforcePlusPlusBaselineSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

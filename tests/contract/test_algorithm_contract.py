@@ -13,7 +13,19 @@ from headrace.testing import FakeAlgorithm
 from headrace.testing.suites import AlgorithmContract
 from headrace_algorithms.grpo import Grpo
 from headrace_algorithms.supervised import Supervised
-from headrace_algorithms.variants import Cispo, Dapo, DrGrpo, Gspo, Longcat, MaxRl, Rloo, Sapo, Tbpo
+from headrace_algorithms.variants import (
+    Cispo,
+    Dapo,
+    DrGrpo,
+    Gspo,
+    Longcat,
+    MaxRl,
+    ReinforcePlusPlus,
+    ReinforcePlusPlusBaseline,
+    Rloo,
+    Sapo,
+    Tbpo,
+)
 
 SETTINGS: list[dict[str, Any]] = [
     {},
@@ -39,6 +51,8 @@ class TestVariants(AlgorithmContract):
             (DrGrpo, {"constant_length": 8.0}),
             (Dapo, {}),
             (Rloo, {}),
+            (ReinforcePlusPlus, {}),
+            (ReinforcePlusPlusBaseline, {}),
             (MaxRl, {}),
             (Cispo, {}),
             (Sapo, {}),

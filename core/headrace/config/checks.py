@@ -133,6 +133,8 @@ class _Checker:
                 *_places(index, "algorithm", "use"),
                 fix="choose an environment with demonstrations, or an algorithm that learns from rollouts",
             )
+        if needs.whole_batch:
+            self._whole_batch(index, phase)
         if self.job.stages.processes:
             self._separable(index, phase)
         elif needs.reference_logprobs:
@@ -140,6 +142,24 @@ class _Checker:
         if needs.proximal_logprobs and phase.batch.streaming and phase.batch.mini_batches > 1:
             self._snapshots(
                 index, phase, "proximal", "set batch.mini_batches = 1, so that no step is taken before the last part"
+            )
+
+    def _whole_batch(self, index: int, phase: Phase) -> None:
+        """Neither parts of a batch nor groups one by one will do."""
+        what = f"{phase.algorithm.use} compares the groups of a batch with one another"
+        if phase.batch.streaming:
+            self._config(
+                f"{what}, and batch.streaming = true has them trained as they come",
+                *_places(index, "batch", "streaming"),
+                *_places(index, "algorithm", "use"),
+                fix="set batch.streaming = false",
+            )
+        if self.job.stages.processes:
+            self._wiring(
+                f"{what}, and stages.processes = true has each prepared by itself, in a process of its own",
+                ("stages", "processes"),
+                *_places(index, "algorithm", "use"),
+                fix="set stages.processes = false",
             )
 
     def _separable(self, index: int, phase: Phase) -> None:

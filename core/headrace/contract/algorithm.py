@@ -20,6 +20,9 @@ class AlgorithmNeeds:
     rollout: bool = True
     """False: rows are the environment's demonstrations, no engine generates."""
     min_group_size: int = 1
+    whole_batch: bool = False
+    """It compares the groups of a training batch with one another (a mean or a scale over all of them), so that it must
+    see the batch whole: such a batch cannot stream, and no process of its own can prepare groups as they come."""
     behaviour_logprobs: bool = True
     proximal_logprobs: bool = False
     """Computed by the trainer at the start of each training batch."""
@@ -40,7 +43,7 @@ class Prepared:
 
 
 class Algorithm(Plugin, ABC):
-    """Pure functions of whole groups."""
+    """Pure functions of whole groups, or of whole batches."""
 
     @classmethod
     @abstractmethod
@@ -52,7 +55,8 @@ class Algorithm(Plugin, ABC):
         """Advantages and loss weights of a training batch: whole groups, in any order; columns ``tokens``,
         ``loss_mask``, ``behaviour_logprobs`` where needed, ``reward``, ``group``, ``version``, ``truncated``, and
         ``token_versions`` where the staleness policy interrupts trajectories. The answer for a group does not depend on
-        the other groups."""
+        the other groups, unless the algorithm needs the ``whole_batch``, which is given at once then. The order of rows
+        never matters."""
 
     @abstractmethod
     def loss(self, *, temperature: float) -> LossSpec:

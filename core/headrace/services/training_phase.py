@@ -5,7 +5,8 @@ these stages have processes of their own, whose columns are there by then → pr
 optimiser step each) of micro-batches (sums that are scaled once). A batch that comes whole is cut so that every
 mini-batch has an equal share of every group. One that streams has whole groups in each, in the order in which they
 came: a mini-batch is computed as its groups come, and its step taken with the last of them. Invariant: the numbers
-of a row do not depend on which rows it came with.
+of a row do not depend on which rows it came with, but those of an algorithm that needs the whole batch, which comes
+whole.
 """
 
 from __future__ import annotations

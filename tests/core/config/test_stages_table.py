@@ -72,3 +72,15 @@ def test_a_loss_that_reads_a_column_of_its_own_stays_in_the_trainer(write_job: W
     assert "stages.processes" in error
     assert "fix:  set stages.processes = false" in error
     assert errors_of(chosen, overrides=[f'algorithm={{use="{file}:Own"}}']) == []
+
+
+@pytest.mark.parametrize("key", ["batch.streaming", "stages.processes"])
+def test_an_algorithm_that_needs_the_whole_batch_is_refused_where_groups_come_one_by_one(
+    errors_of: ErrorsOf, key: str
+) -> None:
+    whole = 'algorithm={use="reinforce_pp", loss="clipped"}'
+    assert errors_of(overrides=[whole]) == []
+    (error,) = errors_of(overrides=[whole, f"{key}=true"])
+    assert "reinforce_pp compares the groups of a batch with one another" in error
+    assert f"fix:  set {key} = false" in error
+    assert errors_of(overrides=['algorithm={use="grpo", loss="clipped"}', f"{key}=true"]) == []
