@@ -85,8 +85,8 @@ class TorchTrainingEngine(TrainingEngine, Snapshots, ScratchModels):
 
     @classmethod
     def capabilities(cls, settings: Any) -> TrainingCapabilities:
-        """Snapshots and scratch models with any settings."""
-        return TrainingCapabilities(snapshots=True, scratch=True, dtype=settings.dtype)
+        """Snapshots, scratch models and critics with any settings."""
+        return TrainingCapabilities(snapshots=True, scratch=True, values=True, dtype=settings.dtype)
 
     @classmethod
     def preflight(cls, settings: Any, *, directory: str, origin: Callable[[str], str]) -> None:

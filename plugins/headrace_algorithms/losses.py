@@ -46,7 +46,7 @@ def policy_loss(inputs: LossInputs, **settings: Any) -> LossOutput:
     tokens = current.shape[0]
     if tokens == 0:
         return LossOutput(numerator=current.sum())
-    advantages, behaviour = _column(inputs, ADVANTAGES), _column(inputs, BEHAVIOUR_LOGPROBS)
+    advantages, behaviour = token_column(inputs, ADVANTAGES), token_column(inputs, BEHAVIOUR_LOGPROBS)
     anchor = _anchor(inputs, chosen.loss, behaviour)
     moved = (current.detach() if chosen.loss == "clipped" else anchor) - behaviour
     correction = correct(moved, inputs.sequence, inputs.sequences, chosen)
@@ -62,7 +62,7 @@ def policy_loss(inputs: LossInputs, **settings: Any) -> LossOutput:
     if chosen.loss != "clipped":
         per_token = correction.weight * per_token
     if chosen.kl_coefficient > 0:
-        kl = kl_estimate(current, _column(inputs, REFERENCE_LOGPROBS), estimator=chosen.kl_estimator)
+        kl = kl_estimate(current, token_column(inputs, REFERENCE_LOGPROBS), estimator=chosen.kl_estimator)
         metrics["policy/kl_reference"] = (kl.detach().sum(), tokens, "mean")
         if chosen.kl_importance:
             kl = importance_weighted(kl, current, behaviour, estimator=chosen.kl_estimator)
@@ -70,19 +70,19 @@ def policy_loss(inputs: LossInputs, **settings: Any) -> LossOutput:
     if chosen.entropy_coefficient > 0:
         per_token = per_token - chosen.entropy_coefficient * _entropy(inputs)
     per_token = torch.where(correction.keep, per_token, 0.0)
-    return LossOutput(numerator=_weighted_sum(inputs, per_token), metrics=metrics | _entropy_metrics(inputs))
+    return LossOutput(numerator=weighted_sum(inputs, per_token), metrics=metrics | _entropy_metrics(inputs))
 
 
 def cross_entropy(inputs: LossInputs) -> LossOutput:
     """numerator = - sum of ``weights * logprobs``."""
-    return LossOutput(numerator=_weighted_sum(inputs, -inputs.logprobs), metrics=_entropy_metrics(inputs))
+    return LossOutput(numerator=weighted_sum(inputs, -inputs.logprobs), metrics=_entropy_metrics(inputs))
 
 
 def _anchor(inputs: LossInputs, loss: Loss, behaviour: Tensor) -> Tensor:
     if loss == "clipped":
         return behaviour
     if loss == "decoupled":
-        return _column(inputs, PROXIMAL_LOGPROBS)
+        return token_column(inputs, PROXIMAL_LOGPROBS)
     anchor: Tensor = inputs.logprobs.detach()
     return anchor
 
@@ -112,8 +112,8 @@ def _entropy_metrics(inputs: LossInputs) -> Metrics:
     return {"policy/entropy": (inputs.entropy.detach().sum(), inputs.entropy.shape[0], "mean")}
 
 
-def _column(inputs: LossInputs, name: str) -> Tensor:
-    """A token-aligned column; it never carries a gradient."""
+def token_column(inputs: LossInputs, name: str) -> Tensor:
+    """A token-aligned column; it never carries a gradient. ContractError when it is missing or of another shape."""
     column: Tensor | None = inputs.columns.get(name)
     shape = inputs.logprobs.shape
     if column is None or column.shape != shape:
@@ -125,7 +125,7 @@ def _column(inputs: LossInputs, name: str) -> Tensor:
     return column
 
 
-def _weighted_sum(inputs: LossInputs, per_token: Tensor) -> Tensor:
-    """Summed in float64: terms of both signs cancel, and what remains must not depend on the split."""
+def weighted_sum(inputs: LossInputs, per_token: Tensor) -> Tensor:
+    """Of ``per_token`` ([T]). In float64: terms of both signs cancel, and what remains must not depend on the split."""
     weights: Tensor = inputs.weights
     return (weights * per_token).sum(dtype=torch.float64)

@@ -1,4 +1,5 @@
-"""What ``grpo`` and its variants can be told: advantages, the mean that the loss is, which rows count; and the loss.
+"""What policy-gradient algorithms can be told: the mean that the loss is, which rows count, and the loss; and what
+``grpo`` and its variants can be told of advantages.
 
 Invariant: a setting that could not act in the chosen combination is refused here, before anything starts.
 """
@@ -15,16 +16,12 @@ from headrace_algorithms.whitening import Whitening
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrpoSettings(LossSettings):
-    """Settings of ``grpo``."""
+class PolicySettings(LossSettings):
+    """What does not depend on where advantages come from."""
 
-    baseline: Baseline = "group_mean"
-    """What a reward is compared with: the mean of its group, or nothing that the group knows."""
-    advantage_scaling: Scaling = "group_std"
-    """What the distance to the group's mean is divided by. See ``headrace_algorithms.advantages``."""
     whitening: Whitening = "none"
     """Whether advantages are scaled, or shifted and scaled, over all trainable tokens of the batch, which must then be
-    there at once. Groups of equal rewards keep their 0. See ``headrace_algorithms.whitening``."""
+    there at once. See ``headrace_algorithms.whitening``."""
     aggregation: Aggregation = "token_mean"
     """The mean the loss is; see ``headrace_algorithms.aggregation``."""
     constant_length: float | None = None
@@ -35,16 +32,29 @@ class GrpoSettings(LossSettings):
     """Generated tokens from which on an answer loses a whole point of reward; None: length costs nothing."""
     overlong_buffer: int = 0
     """Tokens before ``overlong_length`` over which the loss of reward grows from 0 to 1."""
-    regularise_equal_groups: bool = True
-    """Whether the KL and the entropy bonus also apply to groups whose rewards are equal."""
     report_entropy: bool = True
     """Report ``policy/entropy``; costs the trainer one more pass over the logits."""
 
     def __post_init__(self) -> None:
         LossSettings.__post_init__(self)
-        _one_scale(self)
         _aggregation(self)
         _overlong(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpoSettings(PolicySettings):
+    """Settings of ``grpo``. Under ``whitening`` groups of equal rewards keep their advantage of 0."""
+
+    baseline: Baseline = "group_mean"
+    """What a reward is compared with: the mean of its group, or nothing that the group knows."""
+    advantage_scaling: Scaling = "group_std"
+    """What the distance to the group's mean is divided by. See ``headrace_algorithms.advantages``."""
+    regularise_equal_groups: bool = True
+    """Whether the KL and the entropy bonus also apply to groups whose rewards are equal."""
+
+    def __post_init__(self) -> None:
+        PolicySettings.__post_init__(self)
+        _one_scale(self)
 
 
 def _one_scale(settings: GrpoSettings) -> None:
@@ -61,7 +71,7 @@ def _one_scale(settings: GrpoSettings) -> None:
         )
 
 
-def _aggregation(settings: GrpoSettings) -> None:
+def _aggregation(settings: PolicySettings) -> None:
     length = settings.constant_length
     if settings.aggregation == "constant" and (length is None or not 0 < length < math.inf):
         raise ValueError(
@@ -75,7 +85,7 @@ def _aggregation(settings: GrpoSettings) -> None:
         )
 
 
-def _overlong(settings: GrpoSettings) -> None:
+def _overlong(settings: PolicySettings) -> None:
     length, buffer = settings.overlong_length, settings.overlong_buffer
     if length is None and buffer:
         raise ValueError(f"overlong_buffer = {buffer} does nothing without overlong_length; set it, or remove this")

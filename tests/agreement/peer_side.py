@@ -47,6 +47,9 @@ def of_verl(given: dict[str, torch.Tensor]) -> dict[str, Loss]:
             verl.kl_penalty_forward(current, given["reference"], name), mask, "token-mean"
         )
 
+    def critic(values: torch.Tensor) -> torch.Tensor:
+        return verl.compute_value_loss(values, given["returns"], given["values"], mask, 0.5)[0]
+
     vanilla = verl.compute_policy_loss_vanilla
     return {
         "clip, token mean": policy(vanilla, "token-mean", "behaviour", clip_ratio_c=1e6, **clip),
@@ -68,6 +71,7 @@ def of_verl(given: dict[str, torch.Tensor]) -> dict[str, Loss]:
         "kl k1": kl("k1"),
         "kl k2": kl("k2"),
         "kl k3": kl("k3"),
+        "critic": critic,
     }
 
 
@@ -175,6 +179,7 @@ def advantages_of_verl(given: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
     some = given["mask"].any(dim=1)
     at_end[some, given["mask"].sum(dim=1)[some] - 1] = given["reward"][some]
     whole = verl.compute_reinforce_plus_plus_outcome_advantage(at_end, mask, config=AlgoConfig(gamma=1.0))
+    generalised, returns = verl.compute_gae_advantage_return(at_end, given["values"], mask, 0.99, 0.95)
     based = verl.compute_reinforce_plus_plus_baseline_outcome_advantage(rewards, mask, index)
 
     return {
@@ -183,6 +188,8 @@ def advantages_of_verl(given: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
         "leave one out": found(verl.compute_rloo_outcome_advantage),
         "whitened": whole[0][:, 0].numpy(),
         "none, whitened": based[0][:, 0].numpy(),
+        "generalised": (generalised * mask).numpy(),
+        "returns": (returns * mask).numpy(),
     }
 
 

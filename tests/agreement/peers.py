@@ -24,6 +24,8 @@ from headrace.contract import LossInputs
 from headrace.contract.columns import ADVANTAGES, BEHAVIOUR_LOGPROBS, PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS
 from headrace_algorithms.advantages import Baseline, Scaling, group_relative
 from headrace_algorithms.aggregation import Aggregation, normalisers
+from headrace_algorithms.critic import value_error
+from headrace_algorithms.gae import generalised_advantages
 from headrace_algorithms.kl import importance_weighted, kl_estimate
 from headrace_algorithms.losses import policy_loss
 from headrace_algorithms.rows import Groups
@@ -69,6 +71,8 @@ def inputs_of(seed: int) -> Inputs:
         "reward": np.round(chance.uniform(0, 1, rows), 3),
         "advantages": np.repeat(chance.normal(0, 1, rows)[:, None], LONGEST, axis=1),
         "behaviour": behaviour,
+        "values": chance.normal(0, 0.5, shape),
+        "returns": chance.normal(0, 1, shape),
         "proximal": behaviour + chance.normal(0, 0.5, shape),
         "current": behaviour + chance.normal(0, 0.6, shape),
         "reference": behaviour + chance.normal(0, 0.7, shape),
@@ -106,6 +110,14 @@ def our_kl(given: Inputs, estimator: Any, *, weighted: bool = False) -> tuple[fl
     return gradient_of(kl.mean(), current, mask)
 
 
+def our_critic(given: Inputs) -> tuple[float, np.ndarray]:
+    """Its error by the values, for which any numbers will do."""
+    mask = given["mask"]
+    current, old, returns = (torch.from_numpy(given[name][mask]) for name in ("current", "values", "returns"))
+    current.requires_grad_()
+    return gradient_of(value_error(current, old, returns, clip=0.5).mean(), current, mask)
+
+
 def gradient_of(value: torch.Tensor, current: torch.Tensor, mask: np.ndarray) -> tuple[float, np.ndarray]:
     """Also, padded."""
     value.backward()
@@ -119,6 +131,7 @@ def ours(given: Inputs) -> Found:
     found: Found = {}
     losses = {name: our_loss(given, *how) for name, how in LOSSES.items()}
     losses |= {f"kl {estimator}": our_kl(given, estimator) for estimator in ("k1", "k2", "k3")}
+    losses["critic"] = our_critic(given)
     losses["kl k3, weighted"] = our_kl(given, "k3", weighted=True)
     for name, (value, gradient) in losses.items():
         found[f"{name}/value"], found[f"{name}/gradient"] = np.asarray(value), gradient
@@ -131,6 +144,16 @@ def ours(given: Inputs) -> Found:
     for name, baseline in WHITENED.items():
         statistics = group_relative(given["reward"], groups, first=first, scaling="none", baseline=baseline)
         found[f"advantages, {name}/value"] = whitened(statistics.advantages, lengths, whitening="shift_and_scale")
+    mask = given["mask"]
+    came = np.zeros(mask.shape)
+    came[lengths > 0, lengths[lengths > 0] - 1] = given["reward"][lengths > 0]
+    values = given["values"][mask]
+    advantages = generalised_advantages(came[mask], values, lengths, discount=0.99, trace_decay=0.95)
+    once = np.ones(len(values), dtype=np.int64)
+    white = whitened(advantages, once, whitening="shift_and_scale")
+    for name, per_token in (("generalised", white), ("returns", advantages + values)):
+        found[f"advantages, {name}/value"] = np.zeros(mask.shape)
+        found[f"advantages, {name}/value"][mask] = per_token
     return found
 
 

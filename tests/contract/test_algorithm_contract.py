@@ -12,6 +12,7 @@ from headrace.contract import Algorithm, Array
 from headrace.testing import FakeAlgorithm
 from headrace.testing.suites import AlgorithmContract
 from headrace_algorithms.grpo import Grpo
+from headrace_algorithms.ppo import Ppo
 from headrace_algorithms.supervised import Supervised
 from headrace_algorithms.variants import (
     Cispo,
@@ -39,6 +40,16 @@ class TestGrpo(AlgorithmContract):
     @pytest.fixture(params=SETTINGS, ids=str)
     def plugin(self, request: pytest.FixtureRequest) -> Algorithm:
         return Grpo(Grpo.Settings(**request.param))
+
+    @pytest.fixture
+    def tensor(self) -> Callable[[Array], Any]:
+        return torch.from_numpy
+
+
+class TestPpo(AlgorithmContract):
+    @pytest.fixture(params=[{}, {"whitening": "none", "trace_decay": 0.9, "kl_coefficient": 0.1}], ids=str)
+    def plugin(self, request: pytest.FixtureRequest) -> Algorithm:
+        return Ppo(Ppo.Settings(**request.param))
 
     @pytest.fixture
     def tensor(self) -> Callable[[Array], Any]:

@@ -104,6 +104,16 @@ def test_a_run_that_trains_on_groups_as_they_come_trains_the_rows_that_it_would_
         ]
 
 
+def test_a_run_with_a_critic_passes_its_audit_and_its_critic_learns(start: Start) -> None:
+    run = start("algorithm.use=ppo", "batch.group_size=1", "batch.groups=32", "phase.warm-up.steps=1")
+    assert run.wait() == 0, run.stderr
+    assert audit_run(run.directory).ok
+    lines = (run.directory / "metrics.jsonl").read_text().splitlines()
+    values = [record["value/mean"] for record in map(json.loads, lines) if "value/mean" in record]
+    assert len(values) == 5
+    assert values[-1] > values[0], "rewards are above 0, and it begins at 0"
+
+
 def test_a_run_over_tcp_passes_its_audit_and_writes_no_key_anywhere(start: Start) -> None:
     run = start("network.transport=tcp", "phase.warm-up.steps=1", "phase.rl.steps=2")
     follow(run, "batch_trained")

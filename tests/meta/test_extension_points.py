@@ -44,3 +44,14 @@ def test_every_hook_stands_in_the_guide_with_its_signature(hook: str) -> None:
 @pytest.mark.parametrize("role", sorted(ROLES))
 def test_every_role_stands_in_the_guide(role: str) -> None:
     assert f"`{role}`" in GUIDE
+
+
+def test_an_algorithm_takes_one_file_of_under_60_lines_and_one_entry_point() -> None:
+    """That of the example, which its own job runs, and that of the guide, which runs as it stands."""
+    example = ROOT / "examples" / "outside_plugin"
+    offered = tomllib.loads((example / "pyproject.toml").read_text())["project"]["entry-points"]["headrace.algorithm"]
+    (target,) = offered.values()
+    module = target.partition(":")[0].replace(".", "/")
+    (guide,) = re.findall(r"^```python\n(# mean_baseline\.py\n.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)
+    for text in ((example / "src" / f"{module}.py").read_text(), guide):
+        assert len(text.splitlines()) < 60

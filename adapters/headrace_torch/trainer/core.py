@@ -20,7 +20,7 @@ from headrace_torch.checkpoint import load_model, save_model
 from headrace_torch.model import Decoder
 from headrace_torch.trainer.optimizers import Optimizer
 from headrace_torch.trainer.packing import make_plan, split_rows
-from headrace_torch.trainer.parameters import ModelWeights, Parameters
+from headrace_torch.trainer.parameters import ModelWeights, Network, Parameters, ValueHead
 from headrace_torch.trainer.resume import (
     TrainingState,
     load_state,
@@ -51,10 +51,11 @@ class Trainer:
         torch.manual_seed(context.seed)
         self._settings = settings
         self._model_path = context.model_path
-        self._snapshots: dict[str, Decoder] = {}
+        self._snapshots: dict[str, Network] = {}
         self._stepping = False
         model = load_model(context.model_path, dtype=torch.float32, device=settings.device)
-        parameters = Parameters(model, dtype=getattr(torch, settings.dtype))
+        critic = ValueHead(model.config.hidden_size).to(settings.device) if context.values else None
+        parameters = Parameters(Network(model, critic), dtype=getattr(torch, settings.dtype))
         self._updater = Updater(
             parameters=parameters,
             optimizer=Optimizer(
@@ -78,7 +79,7 @@ class Trainer:
 
     @property
     def _model(self) -> Decoder:
-        return self._updater.parameters.model
+        return self._updater.parameters.network.model
 
     @torch.inference_mode()
     def forward(
@@ -86,26 +87,23 @@ class Trainer:
     ) -> dict[str, Ragged]:
         """See the contract. ValueError for an unknown snapshot."""
         require_temperature(temperature)
-        model = self._named(weights)
+        network = self._named(weights)
         tokens = batch.ragged(TOKENS)
         needed = Batch(rows=batch.rows, columns={TOKENS: tokens, LOSS_MASK: batch.ragged(LOSS_MASK)})
         values = {name: np.zeros(len(tokens.values), dtype=np.float32) for name in outputs}
         for rows in split_rows(needed, tokens=FORWARD_TOKENS):
             start = int(tokens.offsets[rows[0]])
-            self._score(model, needed.take(rows), temperature, {n: v[start:] for n, v in values.items()})
+            self._score(network, needed.take(rows), temperature, {n: v[start:] for n, v in values.items()})
         return {name: tokens.like(v) for name, v in values.items()}
 
-    def _score(self, model: Decoder, batch: Batch, temperature: float, values: Mapping[str, Array]) -> None:
+    def _score(self, network: Network, batch: Batch, temperature: float, values: Mapping[ForwardOutput, Array]) -> None:
         """Write the trainable tokens' outputs into ``values``, which begin at the batch's first token."""
-        plan = make_plan(batch, vocabulary=model.config.vocab_size)
+        plan = make_plan(batch, vocabulary=network.model.config.vocab_size)
         if plan is None:
             return
-        logprobs, entropy = score_plan(model, plan, temperature=temperature, entropy="entropy" in values)
-        scores: dict[str, Tensor | None] = {"logprobs": logprobs, "entropy": entropy}
+        scores = score_plan(network, plan, temperature=temperature, outputs=values)
         for name, value in values.items():
-            score = scores[name]
-            assert score is not None
-            value[plan.trainable] = score.cpu().numpy()
+            value[plan.trainable] = scores[name].cpu().numpy()
 
     def begin_step(self, loss: LossSpec) -> GradientStep:
         """See the contract. ValueError while another step is open."""
@@ -126,7 +124,7 @@ class Trainer:
         """Freeze the current weights. ValueError for the name of the current ones."""
         if name == CURRENT:
             raise ValueError(f"{CURRENT!r} names the weights being trained")
-        self._snapshots[name] = self._updater.parameters.frozen()
+        self._snapshots[name] = self._updater.parameters.network.frozen()
 
     def drop_snapshot(self, name: str) -> None:
         """Free a snapshot; an unknown one is ignored."""
@@ -147,7 +145,7 @@ class Trainer:
             weights=self._updater.parameters.masters,
             optimizer_state=self._updater.optimizer.state(),
             random_state=random_state(),
-            snapshots={name: dict(model.named_parameters()) for name, model in self._snapshots.items()},
+            snapshots={name: dict(network.named_parameters()) for name, network in self._snapshots.items()},
         )
         save_state(state, path)
 
@@ -170,15 +168,15 @@ class Trainer:
         self._updater.steps = state.steps
         set_random_state(state.random_state)
 
-    def _frozen(self, tensors: Mapping[str, Tensor]) -> Decoder:
+    def _frozen(self, tensors: Mapping[str, Tensor]) -> Network:
         self._updater.parameters.require_fit(tensors)
-        model = self._updater.parameters.frozen()
-        model.load_state_dict(dict(tensors))
-        return model
+        network = self._updater.parameters.network.frozen()
+        network.assign(tensors)
+        return network
 
-    def _named(self, weights: str) -> Decoder:
+    def _named(self, weights: str) -> Network:
         if weights == CURRENT:
-            return self._model
+            return self._updater.parameters.network
         try:
             return self._snapshots[weights]
         except KeyError:

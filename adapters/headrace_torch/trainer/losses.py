@@ -16,6 +16,7 @@ from torch import Tensor
 from headrace.contract.columns import LOSS_WEIGHTS, TOKENS, Array, Batch, Ragged
 from headrace.contract.loss import LossInputs, LossOutput, LossSpec
 from headrace.contract.metrics import Metric, Reduction, merge_metrics
+from headrace.contract.training import ForwardOutput
 from headrace.errors import ContractError
 from headrace_torch.trainer.packing import Plan
 
@@ -42,18 +43,28 @@ class Loss:
         self.spec = spec
         self._function = _resolve(spec.function)
 
+    @property
+    def outputs(self) -> tuple[ForwardOutput, ...]:
+        """What its inputs are made of."""
+        found: list[ForwardOutput] = ["logprobs"]
+        found += ["entropy"] if self.spec.entropy else []
+        found += ["values"] if self.spec.values else []
+        return tuple(found)
+
     def inputs(
         self,
         batch: Batch,
         plan: Plan,
-        score: Callable[[], tuple[Tensor, Tensor | None]],
+        score: Callable[[], Mapping[ForwardOutput, Tensor]],
     ) -> LossInputs:
-        """Inputs for the plan's trainable tokens. Columns are checked before ``score``, the costly part, is called."""
+        """Inputs for the plan's trainable tokens. Columns are checked before ``score``, the costly part, is called: it
+        gives the :attr:`outputs`."""
         columns = LossColumns(self.spec.function)
         weights = self._column(batch, LOSS_WEIGHTS, plan).float()
         for name in self.spec.columns:
             columns[name] = self._column(batch, name, plan)
-        logprobs, entropy = score()
+        scores = score()
+        logprobs = scores["logprobs"]
         device = logprobs.device
         for name, column in columns.items():
             columns[name] = column.to(device)
@@ -63,7 +74,8 @@ class Loss:
             sequence=torch.from_numpy(plan.sequence).to(device),
             sequences=len(batch),
             columns=columns,
-            entropy=entropy,
+            entropy=scores.get("entropy"),
+            values=scores.get("values"),
         )
 
     def __call__(self, inputs: LossInputs) -> LossOutput:

@@ -1,4 +1,4 @@
-"""float32 master parameters and the model that computes with them.
+"""float32 master parameters and the network that computes with them.
 
 In float32 the two are the same. In bfloat16 the model is a rounded copy: gradients are moved to the masters after each
 backward pass and accumulate there. Invariant: whatever an optimiser reads or writes is float32.
@@ -18,18 +18,59 @@ from headrace_torch.arrays import as_numpy
 from headrace_torch.model import Decoder
 
 
-class Parameters:
-    """``masters``: name → float32 parameter; ``model``: computes in ``dtype``."""
+class ValueHead(nn.Module):
+    """A critic: one number for each hidden state, 0 before any training. It is float32 whatever the model is."""
 
-    def __init__(self, model: Decoder, *, dtype: torch.dtype) -> None:
-        """``model``: float32; it is cast in place."""
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, states: Tensor) -> Tensor:
+        """float32 [P] for ``states`` [P, d]."""
+        values: Tensor = states.float() @ self.weight + self.bias
+        return values
+
+
+class Network:
+    """A policy, and the critic that reads the same hidden states where there is one."""
+
+    def __init__(self, model: Decoder, critic: ValueHead | None) -> None:
         self.model = model
-        self.masters: dict[str, nn.Parameter] = dict(model.named_parameters())
+        self.critic = critic
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Those of the model under their own names."""
+        yield from self.model.named_parameters()
+        if self.critic is not None:
+            yield from self.critic.named_parameters(prefix="critic")
+
+    def frozen(self) -> Network:
+        """A copy that no step changes."""
+        copied = copy.deepcopy(self)
+        for _, parameter in copied.named_parameters():
+            parameter.requires_grad_(False)
+        return copied
+
+    @torch.no_grad()
+    def assign(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set the parameters."""
+        for name, parameter in self.named_parameters():
+            parameter.copy_(tensors[name])
+
+
+class Parameters:
+    """``masters``: name → float32 parameter; ``network``: its model computes in ``dtype``."""
+
+    def __init__(self, network: Network, *, dtype: torch.dtype) -> None:
+        """``network``: float32; its model is cast in place."""
+        self.network = network
+        self.masters: dict[str, nn.Parameter] = dict(network.named_parameters())
         self._copies: dict[str, nn.Parameter] = {}
         if dtype != torch.float32:
-            self.masters = {name: nn.Parameter(p.detach().clone()) for name, p in self.masters.items()}
-            model.to(dtype)
-            self._copies = dict(model.named_parameters())
+            self._copies = dict(network.model.named_parameters())
+            self.masters |= {name: nn.Parameter(p.detach().clone()) for name, p in self._copies.items()}
+            network.model.to(dtype)
 
     def collect(self) -> None:
         """Move what a backward pass left on the model to the masters' gradients."""
@@ -71,10 +112,6 @@ class Parameters:
         for name, master in self.masters.items():
             master.copy_(tensors[name])
         self.refresh()
-
-    def frozen(self) -> Decoder:
-        """A copy of the model that no step changes."""
-        return copy.deepcopy(self.model).requires_grad_(False)
 
 
 class ModelWeights(WeightSource):

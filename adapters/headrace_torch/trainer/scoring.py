@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of a plan's trainable tokens.
+"""Log-probabilities, entropies and values of a plan's trainable tokens.
 
 Only predicting nodes go through the output head, and with a large vocabulary only some of them at a time: their logits
 are computed again in the backward pass. Invariant: every log-probability is that of the tempered distribution.
@@ -6,15 +6,20 @@ are computed again in the backward pass. Invariant: every log-probability is tha
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from headrace.contract.columns import Array
-from headrace.errors import ConfigError
+from headrace.contract.training import ForwardOutput
+from headrace.errors import ConfigError, ContractError
 from headrace_torch.model import Decoder
 from headrace_torch.trainer.attention import PackedAttention, rows_of
 from headrace_torch.trainer.packing import Plan
+from headrace_torch.trainer.parameters import Network, ValueHead
 
 LOGIT_BUDGET = 1 << 25
 """Logits held at once (float32: 128 MiB, and a few times that during the backward pass)."""
@@ -29,8 +34,12 @@ def require_temperature(temperature: float) -> None:
         )
 
 
-def score_plan(model: Decoder, plan: Plan, *, temperature: float, entropy: bool) -> tuple[Tensor, Tensor | None]:
-    """Log-probs and, if asked for, entropies (nats): float32 [T] each, in the order of ``plan.trainable``."""
+def score_plan(
+    network: Network, plan: Plan, *, temperature: float, outputs: Collection[ForwardOutput]
+) -> Mapping[ForwardOutput, Tensor]:
+    """The ``outputs``, float32 [T] each, in the order of ``plan.trainable``; log-probs and entropies in nats.
+    ContractError for values of a network without a critic."""
+    model = network.model
     device = model.output_weight.device
 
     def tensor(array: Array) -> Tensor:
@@ -39,10 +48,27 @@ def score_plan(model: Decoder, plan: Plan, *, temperature: float, entropy: bool)
     attention = PackedAttention(plan.buckets, tensor(plan.attended), device=device)
     hidden = model(tensor(plan.tokens), tensor(plan.positions), attention)
     states, predictor, targets = rows_of(hidden, tensor(plan.predicting)), tensor(plan.predictor), tensor(plan.targets)
-    chunk = max(1, LOGIT_BUDGET // model.config.vocab_size)
-    if len(states) <= chunk:
-        return _scores(model, states, predictor, targets, temperature, entropy)
-    return _chunked_scores(model, states, predictor, targets, temperature, entropy, chunk=chunk)
+    found: dict[ForwardOutput, Tensor] = {}
+    if "values" in outputs:
+        found["values"] = rows_of(_critic(network)(states).unsqueeze(1), predictor).squeeze(1)
+    entropy = "entropy" in outputs
+    if entropy or "logprobs" in outputs:
+        chunk = max(1, LOGIT_BUDGET // model.config.vocab_size)
+        how = _scores if len(states) <= chunk else partial(_chunked_scores, chunk=chunk)
+        logprobs, entropies = how(model, states, predictor, targets, temperature, entropy)
+        found["logprobs"] = logprobs
+        if entropies is not None:
+            found["entropy"] = entropies
+    return found
+
+
+def _critic(network: Network) -> ValueHead:
+    if network.critic is None:
+        raise ContractError(
+            "values were asked of a training engine that keeps no critic",
+            fix="an algorithm whose loss has LossSpec.values must say AlgorithmNeeds.values",
+        )
+    return network.critic
 
 
 def _chunked_scores(

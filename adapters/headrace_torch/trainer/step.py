@@ -32,14 +32,13 @@ class GradientStep(TrainingStep):
         """See :class:`TrainingStep`. ContractError names the loss that asks for an absent column or returns
         something else than a sum."""
         self._require_open()
-        model, spec = self._updater.parameters.model, self._loss.spec
-        plan = make_plan(batch, vocabulary=model.config.vocab_size)
+        network, spec = self._updater.parameters.network, self._loss.spec
+        plan = make_plan(batch, vocabulary=network.model.config.vocab_size)
         if plan is None:
             return
+        outputs = self._loss.outputs
         inputs = self._loss.inputs(
-            batch,
-            plan,
-            lambda: score_plan(model, plan, temperature=spec.temperature, entropy=spec.entropy),
+            batch, plan, lambda: score_plan(network, plan, temperature=spec.temperature, outputs=outputs)
         )
         output = self._loss(inputs)
         output.numerator.backward()

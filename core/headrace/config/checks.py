@@ -138,11 +138,15 @@ class _Checker:
         if self.job.stages.processes:
             self._separable(index, phase)
         elif needs.reference_logprobs:
-            self._snapshots(index, phase, "reference", "switch the algorithm's reference term off")
-        if needs.proximal_logprobs and phase.batch.streaming and phase.batch.mini_batches > 1:
-            self._snapshots(
-                index, phase, "proximal", "set batch.mini_batches = 1, so that no step is taken before the last part"
-            )
+            self._snapshots(index, phase, "reference log-probs", "switch the algorithm's reference term off")
+        if needs.values:
+            self._critic(index, phase)
+        if phase.batch.streaming and phase.batch.mini_batches > 1:
+            alone = "set batch.mini_batches = 1, so that no step is taken before the last part"
+            if needs.proximal_logprobs:
+                self._snapshots(index, phase, "proximal log-probs", alone)
+            if needs.values:
+                self._snapshots(index, phase, "the values from before the first step", alone)
 
     def _whole_batch(self, index: int, phase: Phase) -> None:
         """Neither parts of a batch nor groups one by one will do."""
@@ -157,6 +161,24 @@ class _Checker:
         if self.job.stages.processes:
             self._wiring(
                 f"{what}, and stages.processes = true has each prepared by itself, in a process of its own",
+                ("stages", "processes"),
+                *_places(index, "algorithm", "use"),
+                fix="set stages.processes = false",
+            )
+
+    def _critic(self, index: int, phase: Phase) -> None:
+        """It is beside the policy, and its values are the first thing that is computed of a batch."""
+        declared = self._training(self.plugins.trainers[index])
+        if declared is not None and not declared.values:
+            self._wiring(
+                f"{phase.algorithm.use} needs a critic, and training engine {phase.trainer.use!r} keeps none",
+                *_places(index, "algorithm", "use"),
+                fix="choose a training engine with values, or an algorithm that compares the members of a group",
+            )
+        if self.job.stages.processes:
+            self._wiring(
+                f"{phase.algorithm.use} compares rewards with the values of a critic, which is the trainer's, and "
+                "stages.processes = true has advantages computed elsewhere",
                 ("stages", "processes"),
                 *_places(index, "algorithm", "use"),
                 fix="set stages.processes = false",
@@ -187,7 +209,7 @@ class _Checker:
             return
         if not declared.snapshots:
             self._wiring(
-                f"{phase.algorithm.use} needs {which} log-probs, and training engine {phase.trainer.use!r} "
+                f"{phase.algorithm.use} needs {which}, and training engine {phase.trainer.use!r} "
                 "keeps no snapshots of its weights",
                 *_places(index, "algorithm", "use"),
                 fix=f"{instead}, or choose a training engine with snapshots",

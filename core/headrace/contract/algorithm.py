@@ -28,6 +28,9 @@ class AlgorithmNeeds:
     """Computed by the trainer at the start of each training batch."""
     reference_logprobs: bool = False
     """Of the weights that the phase starts from; computed by the trainer, or apart."""
+    values: bool = False
+    """Of a critic that the trainer keeps beside the policy, computed before ``prepare``, at the start of each training
+    batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,10 +56,10 @@ class Algorithm(Plugin, ABC):
     @abstractmethod
     def prepare(self, batch: Batch) -> Prepared:
         """Advantages and loss weights of a training batch: whole groups, in any order; columns ``tokens``,
-        ``loss_mask``, ``behaviour_logprobs`` where needed, ``reward``, ``group``, ``version``, ``truncated``, and
-        ``token_versions`` where the staleness policy interrupts trajectories. The answer for a group does not depend on
-        the other groups, unless the algorithm needs the ``whole_batch``, which is given at once then. The order of rows
-        never matters."""
+        ``loss_mask``, ``behaviour_logprobs`` and ``values`` where needed, ``reward``, ``group``, ``version``,
+        ``truncated``, and ``token_versions`` where the staleness policy interrupts trajectories. The answer for a group
+        does not depend on the other groups, unless the algorithm needs the ``whole_batch``: that is given at once. The
+        order of rows never matters."""
 
     @abstractmethod
     def loss(self, *, temperature: float) -> LossSpec:

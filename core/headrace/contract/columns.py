@@ -30,6 +30,9 @@ PROXIMAL_LOGPROBS = "proximal_logprobs"
 """Ragged float32, nats: the trainer's own forward at the start of the training batch."""
 REFERENCE_LOGPROBS = "reference_logprobs"
 """Ragged float32, nats: a frozen reference policy."""
+VALUES = "values"
+"""Ragged float32: what a critic expected before each token, of the tokens up to it: the trainer's own forward at the
+start of the training batch."""
 ADVANTAGES = "advantages"
 """Ragged float32, aligned with ``tokens``."""
 LOSS_WEIGHTS = "loss_weights"
@@ -56,6 +59,7 @@ KNOWN = frozenset(
         BEHAVIOUR_LOGPROBS,
         PROXIMAL_LOGPROBS,
         REFERENCE_LOGPROBS,
+        VALUES,
         ADVANTAGES,
         LOSS_WEIGHTS,
         DENOMINATOR,

@@ -29,6 +29,8 @@ class LossSpec:
     """Sampling temperature; the engine's log-probs are of the distribution tempered alike."""
     entropy: bool = False
     """Whether ``LossInputs.entropy`` is computed."""
+    values: bool = False
+    """Whether ``LossInputs.values`` is computed; the engine was started with ``TrainingContext.values`` then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,6 +50,8 @@ class LossInputs:
     """The columns of ``LossSpec.columns``: [T] for token-aligned ones, [S] for dense ones."""
     entropy: Any = None
     """float32 [T], with gradient, or None."""
+    values: Any = None
+    """float32 [T], with gradient, or None: the critic's, before each token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

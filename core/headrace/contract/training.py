@@ -20,7 +20,7 @@ from headrace.contract.weights import WeightSource
 CURRENT = "current"
 """The weights being trained, as opposed to a named snapshot."""
 
-ForwardOutput = Literal["logprobs", "entropy"]
+ForwardOutput = Literal["logprobs", "entropy", "values"]
 SaveKind = Literal["resume", "export"]
 
 
@@ -32,6 +32,8 @@ class TrainingCapabilities:
     """It is :class:`Snapshots`."""
     scratch: bool = False
     """It is :class:`ScratchModels`."""
+    values: bool = False
+    """It can keep a critic: the output ``values``, and ``LossInputs.values``."""
     dtype: str = "float32"
 
 
@@ -46,6 +48,9 @@ class TrainingContext:
     threads: int
     total_steps: int
     """Optimiser steps this phase will take, for the learning-rate schedule."""
+    values: bool = False
+    """Keep a critic beside the policy, whose values are 0 before any training. It is in ``resume`` saves and in
+    snapshots, and in no published weights and no export."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

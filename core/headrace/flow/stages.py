@@ -25,6 +25,7 @@ from headrace.contract.columns import (
     TOKENS,
     TRAINED,
     TRUNCATED,
+    VALUES,
     VERSION,
 )
 
@@ -32,6 +33,7 @@ GENERATE = "generate"
 DEMONSTRATE = "demonstrate"
 SCORE = "score"
 REFERENCE = "reference"
+VALUE = "value"
 ADVANTAGE = "advantage"
 PROXIMAL = "proximal"
 TRAIN = "train"
@@ -75,12 +77,13 @@ def stages_of(needs: AlgorithmNeeds, *, interrupts: bool = False) -> tuple[Stage
     """The stages of a phase, each after those it reads from; the last is ``train``, which reads every column.
 
     ``generate`` (``demonstrate`` where nothing is rolled out) makes the rows. ``reference`` needs their tokens alone,
-    so that it can work while others of the group are still generated. ``proximal`` runs with the weights of the moment,
-    in the trainer, on rows that the advantage stage found to have a gradient. ``advantages`` are written where rewards
-    are compared; an algorithm whose loss reads none writes zeros.
+    so that it can work while others of the group are still generated. ``value`` and ``proximal`` run with the weights
+    of the moment, in the trainer, the latter on rows that the advantage stage found to have a gradient. ``advantages``
+    are written where rewards are compared; an algorithm whose loss reads none writes zeros.
     """
     behaviour = (BEHAVIOUR_LOGPROBS,) if needs.behaviour_logprobs else ()
     versions = (TOKEN_VERSIONS,) if interrupts and needs.rollout else ()
+    values = (VALUES,) if needs.values else ()
     made = (TOKENS, LOSS_MASK, *behaviour, GROUP, VERSION, *versions, TRUNCATED)
     advantages = (ADVANTAGES,) if needs.rollout else ()
     prepared = (LOSS_WEIGHTS, DENOMINATOR, *advantages, TRAINED)
@@ -88,7 +91,8 @@ def stages_of(needs: AlgorithmNeeds, *, interrupts: bool = False) -> tuple[Stage
         Stage(GENERATE if needs.rollout else DEMONSTRATE, (), made),
         Stage(SCORE, (TOKENS, LOSS_MASK, TRUNCATED), (REWARD,)),
         *([_REFERENCE] if needs.reference_logprobs else []),
-        Stage(ADVANTAGE, (*made, REWARD), prepared),
+        *([Stage(VALUE, (TOKENS, LOSS_MASK), values)] if needs.values else []),
+        Stage(ADVANTAGE, (*made, REWARD, *values), prepared),
         *([Stage(PROXIMAL, (TOKENS, LOSS_MASK, TRAINED), (PROXIMAL_LOGPROBS,))] if needs.proximal_logprobs else []),
     ]
     return (*before, Stage(TRAIN, tuple(column for stage in before for column in stage.writes), ()))

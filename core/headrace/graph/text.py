@@ -99,6 +99,7 @@ def _phases(job: Job) -> list[str]:
 
 def _computed(needs: AlgorithmNeeds, *, apart: bool) -> list[tuple[str, bool]]:
     return [
+        ("values of a critic at the start of each batch", needs.values),
         ("proximal log-probs at the start of each batch", needs.proximal_logprobs),
         ("reference log-probs from the weights at the start of the phase", needs.reference_logprobs and not apart),
         ("advantages and loss weights", not apart),

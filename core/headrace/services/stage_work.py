@@ -16,8 +16,8 @@ from headrace.contract import Algorithm, Batch, Column, Metric, TrainingContext,
 from headrace.contract.columns import ADVANTAGES, GROUP, LOSS_WEIGHTS, REFERENCE_LOGPROBS
 from headrace.flow.stages import ADVANTAGE, REFERENCE
 from headrace.registry import build
-from headrace.services.logprobs import group_passes, logprobs, row_passes
 from headrace.services.prepared import prepared
+from headrace.services.scored import group_passes, row_passes, scored
 from headrace.services.stage_messages import StagePhase, StageSetup
 
 
@@ -56,7 +56,7 @@ class Reference(StageWork):
     def compute(self, batch: Batch) -> Done:
         phase, every = self._phase, np.ones(len(batch), dtype=np.bool_)
         passes = (group_passes if phase.lockstep else row_passes)(batch, every, token_budget=phase.tokens)
-        found = logprobs(self._engine, batch, passes, weights="current", temperature=phase.temperature)
+        found = scored(self._engine, batch, passes, weights="current", temperature=phase.temperature)
         return Done({REFERENCE_LOGPROBS: found}, {})
 
     def close(self) -> None:

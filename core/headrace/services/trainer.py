@@ -102,12 +102,13 @@ class TrainerService(NodeService):
         engine = build(setup.engine)
         assert isinstance(algorithm, Algorithm)
         assert isinstance(engine, TrainingEngine)
-        await self._on_engine_thread(lambda: self._start_engine(engine, setup))
+        values = algorithm.needs(algorithm.settings).values
+        await self._on_engine_thread(lambda: self._start_engine(engine, setup, values=values))
         phase = TrainingPhase(engine, algorithm, setup, dumps=Path(self._setup.dumps))
         await self._on_engine_thread(phase.freeze_reference)
         self._phase = phase
 
-    def _start_engine(self, engine: TrainingEngine, setup: PhaseSetup) -> None:
+    def _start_engine(self, engine: TrainingEngine, setup: PhaseSetup, *, values: bool) -> None:
         if self._engine is not None:
             self._engine.close()
         self._engine = engine
@@ -118,6 +119,7 @@ class TrainerService(NodeService):
                 seed=self._setup.seed,
                 threads=self._setup.threads,
                 total_steps=setup.total_steps,
+                values=values,
             )
         )
 

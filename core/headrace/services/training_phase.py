@@ -1,12 +1,12 @@
 """A phase in the trainer: an engine with the algorithm that feeds it, and batches that come whole or in parts.
 
-A batch in order: the algorithm's advantages and loss weights, and reference log-probs where the loss reads them, unless
-these stages have processes of their own, whose columns are there by then → proximal log-probs → mini-batches (one
-optimiser step each) of micro-batches (sums that are scaled once). A batch that comes whole is cut so that every
-mini-batch has an equal share of every group. One that streams has whole groups in each, in the order in which they
-came: a mini-batch is computed as its groups come, and its step taken with the last of them. Invariant: the numbers
-of a row do not depend on which rows it came with, but those of an algorithm that needs the whole batch, which comes
-whole.
+A batch in order: a critic's values where the algorithm compares with them → its advantages and loss weights, and
+reference log-probs where the loss reads them, unless these stages have processes of their own, whose columns are there
+by then → proximal log-probs → mini-batches (one optimiser step each) of micro-batches (sums that are scaled once). A
+batch that comes whole is cut so that every mini-batch has an equal share of every group. One that streams has whole
+groups in each, in the order in which they came: a mini-batch is computed as its groups come, and its step taken with
+the last of them. Invariant: the numbers of a row do not depend on which rows it came with, but those of an algorithm
+that needs the whole batch, which comes whole.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from headrace.contract import (
     Array,
     Batch,
     Column,
+    ForwardOutput,
     LossSpec,
     Metric,
     Ragged,
@@ -43,14 +44,15 @@ from headrace.contract.columns import (
     TOKEN_VERSIONS,
     TOKENS,
     TRAINED,
+    VALUES,
     VERSION,
 )
 from headrace.flow.batching import micro_batches, mini_batches
 from headrace.flow.stages import ADVANTAGE, REFERENCE
 from headrace.services.dumps import dump
-from headrace.services.logprobs import group_passes, logprobs, row_passes
 from headrace.services.messages import PhaseSetup, Probe, TrainReply
 from headrace.services.prepared import prepared
+from headrace.services.scored import group_passes, row_passes, scored
 
 PROXIMAL = "proximal"
 """Name of a snapshot of weights, as ``REFERENCE`` is."""
@@ -124,7 +126,7 @@ class TrainingPhase:
 
     def _begin(self, version: int) -> None:
         self._trained = _Trained(version)
-        if self._needs.proximal_logprobs and self._takes_steps_between:
+        if (self._needs.proximal_logprobs or self._needs.values) and self._takes_steps_between:
             assert isinstance(self.engine, Snapshots)
             self.engine.snapshot(PROXIMAL)
 
@@ -138,6 +140,8 @@ class TrainingPhase:
         known = self._trained
         known.rows += batch.rows.tolist()
         known.rewards += batch.dense(REWARD).tolist()
+        if self._needs.values:
+            batch = batch.with_columns({VALUES: self._at_start(batch, np.ones(len(batch), bool), output="values")})
         if ADVANTAGE in self.setup.stages:
             columns, metrics = prepared(self._algorithm, batch)
             batch = batch.with_columns(columns)
@@ -154,17 +158,19 @@ class TrainingPhase:
         setup, budget = self.setup, self.setup.micro_batch_tokens
         found: dict[str, Column] = {}
         if self._needs.proximal_logprobs:
-            weights = PROXIMAL if self._takes_steps_between else "current"
-            passes = row_passes(batch, trained, token_budget=budget)
-            found[PROXIMAL_LOGPROBS] = logprobs(
-                self.engine, batch, passes, weights=weights, temperature=setup.temperature
-            )
+            found[PROXIMAL_LOGPROBS] = self._at_start(batch, trained, output="logprobs")
         if REFERENCE in setup.stages:
             passes = (group_passes if setup.lockstep else row_passes)(batch, trained, token_budget=budget)
-            found[REFERENCE_LOGPROBS] = logprobs(
+            found[REFERENCE_LOGPROBS] = scored(
                 self.engine, batch, passes, weights=REFERENCE, temperature=setup.temperature
             )
         return batch.with_columns(found)
+
+    def _at_start(self, batch: Batch, wanted: np.ndarray, *, output: ForwardOutput) -> Ragged:
+        """Of the rows ``wanted`` (bool [n]), by the weights from before the batch's first step."""
+        weights = PROXIMAL if self._takes_steps_between else "current"
+        passes = row_passes(batch, wanted, token_budget=self.setup.micro_batch_tokens)
+        return scored(self.engine, batch, passes, weights=weights, temperature=self.setup.temperature, output=output)
 
     def _mini_batches(self, batch: Batch, trained: np.ndarray) -> Iterator[tuple[Batch, np.ndarray]]:
         """What goes into one mini-batch after another; of a stream, the first part may go on where the last ended."""

@@ -84,3 +84,13 @@ def test_an_algorithm_that_needs_the_whole_batch_is_refused_where_groups_come_on
     assert "reinforce_pp compares the groups of a batch with one another" in error
     assert f"fix:  set {key} = false" in error
     assert errors_of(overrides=['algorithm={use="grpo", loss="clipped"}', f"{key}=true"]) == []
+
+
+def test_an_algorithm_with_a_critic_asks_for_a_trainer_that_keeps_one(errors_of: ErrorsOf) -> None:
+    critic = 'algorithm={use="ppo", loss="clipped", whitening="none"}'
+    (error,) = errors_of(overrides=[critic])
+    assert "ppo needs a critic, and training engine" in error
+    assert "fix:  choose a training engine with values" in error
+    for error in errors_of(overrides=[critic, "stages.processes=true"]):
+        assert "needs a critic" in error or "fix:  set stages.processes = false" in error
+    assert len(errors_of(overrides=[critic, "stages.processes=true"])) == 3

@@ -10,8 +10,14 @@ from headrace.contract import AlgorithmNeeds
 from headrace.flow.stages import Stage, flowing, stages_of
 
 EVERY_NEEDS = [
-    AlgorithmNeeds(rollout=rollout, behaviour_logprobs=behaviour, proximal_logprobs=proximal, reference_logprobs=frozen)
-    for rollout, behaviour, proximal, frozen in product((True, False), repeat=4)
+    AlgorithmNeeds(
+        rollout=rollout,
+        behaviour_logprobs=behaviour,
+        proximal_logprobs=proximal,
+        reference_logprobs=frozen,
+        values=values,
+    )
+    for rollout, behaviour, proximal, frozen, values in product((True, False), repeat=5)
 ]
 
 
@@ -37,9 +43,9 @@ def test_the_last_stage_trains_on_every_column(needs: AlgorithmNeeds) -> None:
 def test_an_algorithm_gets_only_the_stages_it_declares() -> None:
     names = [each.name for each in stages_of(AlgorithmNeeds())]
     assert names == ["generate", "score", "advantage", "train"]
-    everything = AlgorithmNeeds(proximal_logprobs=True, reference_logprobs=True)
+    everything = AlgorithmNeeds(proximal_logprobs=True, reference_logprobs=True, values=True)
     names = [each.name for each in stages_of(everything)]
-    assert names == ["generate", "score", "reference", "advantage", "proximal", "train"]
+    assert names == ["generate", "score", "reference", "value", "advantage", "proximal", "train"]
 
 
 def test_reference_log_probs_wait_for_no_reward() -> None:
@@ -50,6 +56,12 @@ def test_reference_log_probs_wait_for_no_reward() -> None:
 def test_proximal_log_probs_are_for_rows_that_are_trained() -> None:
     proximal = stage(AlgorithmNeeds(proximal_logprobs=True), "proximal")
     assert proximal == Stage("proximal", ("tokens", "loss_mask", "trained"), ("proximal_logprobs",))
+
+
+def test_advantages_are_compared_with_values_where_there_is_a_critic() -> None:
+    assert stage(AlgorithmNeeds(values=True), "value") == Stage("value", ("tokens", "loss_mask"), ("values",))
+    assert "values" in stage(AlgorithmNeeds(values=True), "advantage").reads
+    assert "values" not in stage(AlgorithmNeeds(), "advantage").reads
 
 
 def test_demonstrations_have_no_log_probs_and_no_advantages() -> None:

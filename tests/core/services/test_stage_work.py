@@ -24,8 +24,8 @@ from headrace.contract.columns import (
 from headrace.flow.stages import stages_of
 from headrace.registry import PluginSpec
 from headrace.run.columns import flow_columns
-from headrace.services.logprobs import group_passes, logprobs
 from headrace.services.prepared import prepared
+from headrace.services.scored import group_passes, scored
 from headrace.services.stage_messages import StagePhase, StageSetup
 from headrace.services.stage_work import Advantage, Reference
 from headrace.testing.training import FakeTrainingEngine, FakeTrainingSettings
@@ -141,7 +141,7 @@ def passes_of(rows: Batch, wanted: Array, tmp_path: Path) -> list[list[int]]:
     FakeTrainingEngine.create_model(model, settings={}, seed=1)
     engine = Passes(FakeTrainingSettings())
     engine.start(TrainingContext(name="trainer", model_path=model, seed=0, threads=1, total_steps=10))
-    logprobs(engine, rows, group_passes(rows, wanted, token_budget=64), weights="current", temperature=1.0)
+    scored(engine, rows, group_passes(rows, wanted, token_budget=64), weights="current", temperature=1.0)
     return engine.seen
 
 

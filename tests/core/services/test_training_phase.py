@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from headrace.contract import Array, Batch, Ragged, TrainingContext
+from headrace.contract import AlgorithmNeeds, Array, Batch, Prepared, Ragged, TrainingContext
 from headrace.contract.columns import (
     BEHAVIOUR_LOGPROBS,
     GROUP,
@@ -17,6 +18,7 @@ from headrace.contract.columns import (
     TOKEN_VERSIONS,
     TOKENS,
     TRUNCATED,
+    VALUES,
     VERSION,
 )
 from headrace.registry import PluginSpec
@@ -134,3 +136,48 @@ def test_staleness_is_that_of_rows_and_where_these_are_mixed_of_tokens_too(tmp_p
 
 def trained(folder: Path, whole: Batch, *, version: int) -> TrainReply:
     return phase(folder, streaming=False, mini_batches=1).train(whole, version, last=True)
+
+
+class Valuing(FakeTrainingEngine):
+    """Its values are the sum of the weights that give them."""
+
+    def forward(self, batch: Batch, *, outputs: Any = ("logprobs",), weights: str = "current", **options: Any) -> Any:
+        if outputs != ("values",):
+            return super().forward(batch, outputs=outputs, weights=weights, **options)
+        model = self.model if weights == "current" else self._snapshots[weights]
+        total = sum(float(np.square(tensor).sum()) for tensor in model.tensors.values())
+        mask = batch.ragged(LOSS_MASK)
+        return {"values": mask.like(np.where(mask.values, total, 0).astype(np.float32))}
+
+
+class Comparing(FakeAlgorithm):
+    """Keeps the values that it was given."""
+
+    given: list[Array]
+
+    @classmethod
+    def needs(cls, settings: Any) -> AlgorithmNeeds:
+        return AlgorithmNeeds(min_group_size=2, values=True)
+
+    def prepare(self, batch: Batch) -> Prepared:
+        self.given.append(batch.ragged(VALUES).values[batch.ragged(LOSS_MASK).values])
+        return super().prepare(batch)
+
+
+@pytest.mark.parametrize(("streaming", "parts"), [(False, [[0, 1, 2, 3]]), (True, [[0, 1], [2, 3]])])
+def test_values_come_first_and_are_of_the_weights_from_before_the_batch(
+    tmp_path: Path, streaming: bool, parts: list[list[int]]
+) -> None:
+    """With a step between the two parts."""
+    trained = phase(tmp_path, streaming=streaming, mini_batches=2)
+    engine, algorithm = Valuing(FakeTrainingSettings()), Comparing(None)
+    engine.start(
+        TrainingContext(name="trainer", model_path=trained.setup.model_path, seed=0, threads=1, total_steps=10)
+    )
+    algorithm.given = []
+    valued = TrainingPhase(engine, algorithm, trained.setup, dumps=tmp_path)
+    before = sum(float(np.square(tensor).sum()) for tensor in engine.model.tensors.values())
+    assert train(valued, parts).applied == 2
+    np.testing.assert_allclose(np.concatenate(algorithm.given), before, rtol=1e-6)
+    assert train(valued, parts).applied == 2
+    assert np.ptp(np.concatenate(algorithm.given)) > 0, "the next batch is compared with newer values"

@@ -49,6 +49,12 @@ def valued(inputs: LossInputs) -> LossOutput:
     return LossOutput(numerator=(inputs.weights * value * (1 + inputs.logprobs - inputs.logprobs.detach())).sum())
 
 
+def regressed(inputs: LossInputs) -> LossOutput:
+    """The squared distance of values to column ``goal``; with log-probs, so that the policy moves too."""
+    error = (inputs.values - inputs.columns["goal"]).square() - 0.1 * inputs.logprobs
+    return LossOutput(numerator=(inputs.weights * error).sum())
+
+
 def spread(inputs: LossInputs) -> LossOutput:
     """A loss that is not a sum."""
     return LossOutput(numerator=inputs.logprobs * inputs.weights)
@@ -78,7 +84,7 @@ def undeclared(inputs: LossInputs) -> LossOutput:
 @pytest.fixture(autouse=True)
 def _losses(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType(LOSSES)
-    for function in (cross_entropy, valued, spread, constant, bare, odd_metric, undeclared):
+    for function in (cross_entropy, valued, regressed, spread, constant, bare, odd_metric, undeclared):
         setattr(module, function.__name__, function)
     monkeypatch.setitem(sys.modules, LOSSES, module)
 
@@ -128,12 +134,15 @@ def engine(model: Callable[..., str]) -> Iterator[Callable[..., TorchTrainingEng
     """A started engine; all are closed at the end."""
     started: list[TorchTrainingEngine] = []
 
-    def start(path: str | None = None, *, total_steps: int = 10, **settings: Any) -> TorchTrainingEngine:
+    def start(
+        path: str | None = None, *, total_steps: int = 10, values: bool = False, **settings: Any
+    ) -> TorchTrainingEngine:
         settings = {"learning_rate": 1e-2, **settings}
         new = TorchTrainingEngine(TorchTrainingSettings(**settings))
-        new.start(
-            TrainingContext(name="trainer", model_path=path or model(), seed=5, threads=1, total_steps=total_steps)
+        context = TrainingContext(
+            name="trainer", model_path=path or model(), seed=5, threads=1, total_steps=total_steps, values=values
         )
+        new.start(context)
         started.append(new)
         return new
 

@@ -17,6 +17,8 @@ SETTINGS: list[dict[str, Any]] = [
     {"weight_decay": 0.1, "schedule": "cosine", "warmup_steps": 2},
     {"optimizer": "muon", "weight_decay": 0.1, "schedule": "linear"},
     {"dtype": "bfloat16", "learning_rate": 1e-4},
+    {"optimizer": "muon", "values": True},
+    {"dtype": "bfloat16", "values": True, "learning_rate": 1e-4},
 ]
 
 
@@ -26,7 +28,7 @@ def everything(engine: TorchTrainingEngine) -> dict[str, Any]:
     updater = trainer._updater
     tensors = {f"masters/{n}": p for n, p in updater.parameters.masters.items()}
     tensors |= {f"optimizer/{n}": t for n, t in updater.optimizer.state().items()}
-    tensors |= {f"model/{n}": p.float() for n, p in updater.parameters.model.named_parameters()}
+    tensors |= {f"model/{n}": p.float() for n, p in updater.parameters.network.named_parameters()}
     for name, model in trainer._snapshots.items():
         tensors |= {f"{name}/{n}": p.float() for n, p in model.named_parameters()}
     return {n: t.detach().numpy().copy() for n, t in tensors.items()} | {

@@ -33,6 +33,7 @@ from headrace.contract.columns import (
     REWARD,
     TOKENS,
     TRUNCATED,
+    VALUES,
     VERSION,
 )
 from headrace.testing.pertoken import PerToken
@@ -138,6 +139,7 @@ class AlgorithmContract(PluginContract):
         there = {*STORED, *plugin.prepare(_groups(UNEQUAL)).columns}
         there |= {PROXIMAL_LOGPROBS} if needs.proximal_logprobs else set()
         there |= {REFERENCE_LOGPROBS} if needs.reference_logprobs else set()
+        there |= {VALUES} if needs.values else set()
         absent = sorted(set(spec.columns) - there)
         check(not absent, f"it reads {', '.join(absent)}; there are {', '.join(sorted(there))}")
 
@@ -178,7 +180,8 @@ class AlgorithmContract(PluginContract):
 
 
 def _groups(*rewards: Sequence[float]) -> Batch:
-    """Groups of four rows of different lengths, a prompt of two tokens each."""
+    """Groups of four rows of different lengths, a prompt of two tokens each; with values, which only an algorithm that
+    needs them reads."""
     flat = np.array([reward for group in rewards for reward in group], dtype=np.float32)
     lengths = [2 + 1 + (3 * row) % 5 for row in range(len(flat))]
     generator = np.random.default_rng(0)
@@ -191,6 +194,7 @@ def _groups(*rewards: Sequence[float]) -> Batch:
             TOKENS: tokens,
             LOSS_MASK: mask,
             BEHAVIOUR_LOGPROBS: mask.like(behaviour),
+            VALUES: mask.like(np.where(mask.values, 0.25, 0.0).astype(np.float32)),
             REWARD: flat,
             GROUP: np.repeat(np.arange(7, 7 + len(rewards)), [len(group) for group in rewards]),
             VERSION: np.zeros(len(flat), dtype=np.int64),
@@ -248,6 +252,7 @@ def _loss(
         sequences=len(rows),
         columns={name: tensor(column(name)) for name in spec.columns},
         entropy=tensor(np.ones(len(places), dtype=np.float32)) if spec.entropy else None,
+        values=tensor(np.full(len(places), 0.5, dtype=np.float32)) if spec.values else None,
     )
     output: LossOutput = pkgutil.resolve_name(spec.function)(inputs, **spec.settings)
     return output

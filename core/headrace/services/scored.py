@@ -1,6 +1,6 @@
-"""Log-probs of rows under weights that are not being trained: one forward pass for many rows.
+"""Log-probs or values of rows under weights that are not being trained: one forward pass for many rows.
 
-The bits of a row's log-probs depend on which rows share its pass. Invariant: in lockstep a group shares passes with
+The bits of a row's numbers depend on which rows share its pass. Invariant: in lockstep a group shares passes with
 itself alone, so that it does not matter whether the trainer computes them, or a stage that takes groups as they come.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from headrace.contract import Array, Batch, Ragged, TrainingEngine
+from headrace.contract import Array, Batch, ForwardOutput, Ragged, TrainingEngine
 from headrace.contract.columns import GROUP, TOKENS
 from headrace.flow.batching import micro_batches
 
@@ -30,14 +30,20 @@ def row_passes(batch: Batch, wanted: Array, *, token_budget: int) -> Iterator[Ar
     yield from micro_batches(lengths, token_budget=token_budget, rows=np.flatnonzero(wanted))
 
 
-def logprobs(
-    engine: TrainingEngine, batch: Batch, passes: Iterator[Array], *, weights: str, temperature: float
+def scored(
+    engine: TrainingEngine,
+    batch: Batch,
+    passes: Iterator[Array],
+    *,
+    weights: str,
+    temperature: float,
+    output: ForwardOutput = "logprobs",
 ) -> Ragged:
     """float32 per token; 0 for rows of no pass. ``weights``: "current", or the name of a snapshot."""
     tokens = batch.ragged(TOKENS)
     values = np.zeros(len(tokens.values), dtype=np.float32)
     for rows in passes:
-        found = engine.forward(batch.take(rows), weights=weights, temperature=temperature)
-        for row, row_logprobs in zip(rows, found["logprobs"], strict=True):
-            values[tokens.offsets[row] : tokens.offsets[row + 1]] = row_logprobs
+        found = engine.forward(batch.take(rows), outputs=(output,), weights=weights, temperature=temperature)
+        for row, row_values in zip(rows, found[output], strict=True):
+            values[tokens.offsets[row] : tokens.offsets[row + 1]] = row_values
     return tokens.like(values)
