@@ -23,6 +23,7 @@ from headrace.contract.columns import VALUES
 from headrace.errors import ContractError
 from headrace_algorithms.gae import RETURNS
 from headrace_algorithms.losses import policy_loss, token_column, weighted_sum
+from headrace_algorithms.mismatch import Metrics
 
 
 def actor_critic_loss(
@@ -36,7 +37,7 @@ def actor_critic_loss(
         return policy
     values, old = _values(inputs), token_column(inputs, VALUES)
     error = value_error(values, old, token_column(inputs, RETURNS), clip=value_clip)
-    metrics = {
+    metrics: Metrics = {
         "value/loss": (error.detach().sum(), tokens, "mean"),
         "value/mean": (values.detach().sum(), tokens, "mean"),
         "value/beyond_clip_share": (((values.detach() - old).abs() > value_clip).sum(), tokens, "mean"),

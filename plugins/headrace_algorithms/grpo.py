@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from headrace.contract import AlgorithmNeeds, Array, Batch, Ragged
 from headrace_algorithms.advantages import GroupStatistics, group_relative
 from headrace_algorithms.policy import Credit, PolicyGradient
-from headrace_algorithms.rows import Groups, count_true, per_token
+from headrace_algorithms.rows import Groups, count_true, per_token, spread
 from headrace_algorithms.settings import GrpoSettings
+from headrace_algorithms.turns import turn_groups, turns_of
 from headrace_algorithms.whitening import whitened
 
 
@@ -29,6 +32,7 @@ class Grpo(PolicyGradient):
         return AlgorithmNeeds(
             min_group_size=2 if settings.baseline == "group_mean" else 1,
             whole_batch=settings.whitening != "none",
+            turn_rewards=settings.credit == "turn",
             proximal_logprobs=settings.loss == "decoupled",
             reference_logprobs=settings.kl_coefficient > 0,
         )
@@ -40,12 +44,24 @@ class Grpo(PolicyGradient):
         return group_relative(rewards, groups, first=first, scaling=scaling, baseline=baseline)
 
     def credit(self, batch: Batch, rewards: Array, statistics: GroupStatistics, mask: Ragged, groups: Groups) -> Credit:
-        """The same for every token of a trajectory. No shift of the batch makes a group of equal rewards teach."""
-        advantages = whitened(statistics.advantages, count_true(mask), whitening=self.settings.whitening)
+        """One advantage for all tokens of a trajectory, or of a turn, compared with the same turn of the others."""
+        if self.settings.credit == "turn":
+            turns = turns_of(batch, rewards)
+            together, every = turn_groups(turns, groups, batch.rows), np.ones(len(turns.row), dtype=np.bool_)
+            of_turn, chosen = self.statistics(turns.returns, together, every), turns.of_token[mask.values]
+            tokens = np.bincount(chosen, minlength=len(turns.row))
+            column = spread(mask, self._whitened(of_turn, tokens, together.index)[chosen])
+        else:
+            column = per_token(mask, self._whitened(statistics, count_true(mask), groups.index))
+        pushed = count_true(column.like(column.values != 0)) > 0
+        return Credit(advantages=column, teaches=pushed | self._anchored(statistics, groups.index))
+
+    def _whitened(self, statistics: GroupStatistics, tokens: Array, group_index: Array) -> Array:
+        """float64, as ``statistics.advantages``. No shift of the batch makes a group of equal rewards teach."""
+        advantages = whitened(statistics.advantages, tokens, whitening=self.settings.whitening)
         if self.settings.baseline == "group_mean":
-            advantages[statistics.equal[groups.index]] = 0.0
-        teaches = (advantages != 0) | self._anchored(statistics, groups.index)
-        return Credit(advantages=per_token(mask, advantages), teaches=teaches)
+            advantages[statistics.equal[group_index]] = 0.0
+        return advantages
 
     def _anchored(self, statistics: GroupStatistics, group_index: Array) -> Array:
         """bool [n]: rows that the KL or the entropy term trains whatever their advantage."""

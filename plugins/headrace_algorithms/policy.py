@@ -121,7 +121,7 @@ class PolicyGradient(Algorithm):
             columns.append(REFERENCE_LOGPROBS)
         return LossSpec(
             function="headrace_algorithms.losses:policy_loss",
-            settings={field.name: getattr(settings, field.name) for field in fields(LossSettings)},
+            settings={each.name: getattr(settings, each.name) for each in fields(LossSettings)},
             columns=tuple(columns),
             temperature=temperature,
             entropy=settings.report_entropy or settings.entropy_coefficient > 0,

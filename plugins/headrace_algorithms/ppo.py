@@ -2,7 +2,8 @@
 
 The critic is the trainer's, beside the policy, and learns with it (:mod:`headrace_algorithms.critic`); each token's
 advantage is :mod:`headrace_algorithms.gae`'s. A trajectory's reward comes after the last trainable token of each of its
-rows. Invariant: no group is needed, and every row with a trainable token is trained, since the critic learns from it.
+rows, or that of each turn after the last one of the turn. Invariant: no group is needed, and every row with a trainable
+token is trained, since the critic learns from it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from headrace.contract.columns import VALUES
 from headrace_algorithms.advantages import GroupStatistics, group_relative
 from headrace_algorithms.gae import RETURNS, generalised_advantages
 from headrace_algorithms.policy import Credit, PolicyGradient
-from headrace_algorithms.rows import Groups, count_true
+from headrace_algorithms.rows import Groups, count_true, spread
 from headrace_algorithms.settings import PolicySettings
+from headrace_algorithms.turns import came_after, turns_of
 from headrace_algorithms.whitening import Whitening, whitened
 
 
@@ -61,6 +63,7 @@ class Ppo(PolicyGradient):
         """A critic; the whole batch for whitening; proximal log-probs for ``decoupled``; a reference when weighed."""
         return AlgorithmNeeds(
             whole_batch=settings.whitening != "none",
+            turn_rewards=settings.credit == "turn",
             values=True,
             proximal_logprobs=settings.loss == "decoupled",
             reference_logprobs=settings.kl_coefficient > 0,
@@ -72,21 +75,28 @@ class Ppo(PolicyGradient):
 
     def credit(self, batch: Batch, rewards: Array, statistics: GroupStatistics, mask: Ragged, groups: Groups) -> Credit:
         """Generalised advantages, whitened, and the returns that they were made with."""
-        settings, tokens, chosen = self.settings, count_true(mask), mask.values
-        values = batch.ragged(VALUES).values[chosen].astype(np.float64)
-        came, some = np.zeros(len(values)), tokens > 0
-        came[np.cumsum(tokens)[some] - 1] = rewards[some]
+        settings, tokens = self.settings, count_true(mask)
+        values = batch.ragged(VALUES).values[mask.values].astype(np.float64)
+        came = self._came_after(batch, rewards, mask, tokens)
         found = generalised_advantages(
             came, values, tokens, discount=settings.discount, trace_decay=settings.trace_decay
         )
         returns = found + values
         advantages = whitened(found, np.ones(len(found), dtype=np.int64), whitening=settings.whitening)
         return Credit(
-            advantages=_spread(mask, advantages),
+            advantages=spread(mask, advantages),
             teaches=np.ones(len(batch), dtype=np.bool_),
-            columns={RETURNS: _spread(mask, returns)},
+            columns={RETURNS: spread(mask, returns)},
             metrics=_explained(values, returns),
         )
+
+    def _came_after(self, batch: Batch, rewards: Array, mask: Ragged, tokens: Array) -> Array:
+        """float64: of each trainable token, what was earned between it and the next."""
+        if self.settings.credit == "turn":
+            return came_after(turns_of(batch, rewards), mask)
+        came, some = np.zeros(int(tokens.sum())), tokens > 0
+        came[np.cumsum(tokens)[some] - 1] = rewards[some]
+        return came
 
     def loss(self, *, temperature: float) -> LossSpec:
         """Of policy and critic, at the sampling temperature. ConfigError for a temperature that is not positive."""
@@ -99,13 +109,6 @@ class Ppo(PolicyGradient):
             columns=(*spec.columns, VALUES, RETURNS),
             values=True,
         )
-
-
-def _spread(mask: Ragged, values: Array) -> Ragged:
-    """float32 per token: the entries of ``values`` where ``mask`` is True, 0 elsewhere."""
-    column = np.zeros(len(mask.values), dtype=np.float32)
-    column[mask.values] = values
-    return mask.like(column)
 
 
 def _explained(values: Array, returns: Array) -> dict[str, Metric]:

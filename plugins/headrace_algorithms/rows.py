@@ -76,12 +76,24 @@ def count_true(mask: Ragged) -> Array:
 def sampled_tokens(batch: Batch) -> Array:
     """int64 [n]: tokens of each row that the policy sampled, also those that ``loss_mask`` leaves out because another
     version sampled them."""
+    return count_true(sampled(batch))
+
+
+def sampled(batch: Batch) -> Ragged:
+    """bool per token: the policy sampled it, of whatever version."""
     if TOKEN_VERSIONS not in batch.columns:
-        return count_true(batch.ragged(LOSS_MASK))
+        return batch.ragged(LOSS_MASK)
     versions = batch.ragged(TOKEN_VERSIONS)
-    return count_true(versions.like(versions.values >= 0))
+    return versions.like(versions.values >= 0)
 
 
 def per_token(mask: Ragged, values: Array) -> Ragged:
     """float32 per token: the row's entry of ``values`` (float64 [n]) where ``mask`` is True, 0 elsewhere."""
     return mask.like(np.where(mask.values, np.repeat(values, mask.lengths), 0.0).astype(np.float32))
+
+
+def spread(mask: Ragged, values: Array) -> Ragged:
+    """float32 per token: ``values`` (float64 [N]), one for each token where ``mask`` is True, 0 elsewhere."""
+    column = np.zeros(len(mask.values), dtype=np.float32)
+    column[mask.values] = values
+    return mask.like(column)

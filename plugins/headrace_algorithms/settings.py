@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from headrace_algorithms.advantages import Baseline, Scaling
 from headrace_algorithms.aggregation import Aggregation
@@ -22,6 +23,8 @@ class PolicySettings(LossSettings):
     whitening: Whitening = "none"
     """Whether advantages are scaled, or shifted and scaled, over all trainable tokens of the batch, which must then be
     there at once. See ``headrace_algorithms.whitening``."""
+    credit: Literal["trajectory", "turn"] = "trajectory"
+    """What a token is pushed by: the reward of its trajectory, or what its turn and those after it earned."""
     aggregation: Aggregation = "token_mean"
     """The mean the loss is; see ``headrace_algorithms.aggregation``."""
     constant_length: float | None = None

@@ -33,6 +33,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"loss": "decoupled"},
     {"loss": "importance", "kl_coefficient": 0.1},
     {"aggregation": "constant", "constant_length": 8.0, "mask_truncated": True},
+    {"credit": "turn"},
 ]
 
 

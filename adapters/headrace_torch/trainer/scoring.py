@@ -7,7 +7,6 @@ are computed again in the backward pass. Invariant: every log-probability is tha
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -54,8 +53,9 @@ def score_plan(
     entropy = "entropy" in outputs
     if entropy or "logprobs" in outputs:
         chunk = max(1, LOGIT_BUDGET // model.config.vocab_size)
-        how = _scores if len(states) <= chunk else partial(_chunked_scores, chunk=chunk)
-        logprobs, entropies = how(model, states, predictor, targets, temperature, entropy)
+        arguments = (model, states, predictor, targets, temperature, entropy)
+        many = len(states) > chunk
+        logprobs, entropies = _chunked_scores(*arguments, chunk=chunk) if many else _scores(*arguments)
         found["logprobs"] = logprobs
         if entropies is not None:
             found["entropy"] = entropies

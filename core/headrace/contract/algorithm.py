@@ -23,6 +23,8 @@ class AlgorithmNeeds:
     whole_batch: bool = False
     """It compares the groups of a training batch with one another (a mean or a scale over all of them), so that it must
     see the batch whole: such a batch cannot stream, and no process of its own can prepare groups as they come."""
+    turn_rewards: bool = False
+    """What each turn earned, beside the reward of the whole trajectory."""
     behaviour_logprobs: bool = True
     proximal_logprobs: bool = False
     """Computed by the trainer at the start of each training batch."""
@@ -56,10 +58,10 @@ class Algorithm(Plugin, ABC):
     @abstractmethod
     def prepare(self, batch: Batch) -> Prepared:
         """Advantages and loss weights of a training batch: whole groups, in any order; columns ``tokens``,
-        ``loss_mask``, ``behaviour_logprobs`` and ``values`` where needed, ``reward``, ``group``, ``version``,
-        ``truncated``, and ``token_versions`` where the staleness policy interrupts trajectories. The answer for a group
-        does not depend on the other groups, unless the algorithm needs the ``whole_batch``: that is given at once. The
-        order of rows never matters."""
+        ``loss_mask``, ``behaviour_logprobs``, ``values`` and ``turn_rewards`` where needed, ``reward``, ``group``,
+        ``version``, ``truncated``, and ``token_versions`` where the staleness policy interrupts trajectories. The
+        answer for a group does not depend on the other groups, unless the algorithm needs the ``whole_batch``: that is
+        given at once. The order of rows never matters."""
 
     @abstractmethod
     def loss(self, *, temperature: float) -> LossSpec:

@@ -43,6 +43,9 @@ TRAINED = "trained"
 """Dense bool: False for rows that cannot contribute a gradient and need no forward pass."""
 REWARD = "reward"
 """Dense float32: NaN when the row could not be scored."""
+TURN_REWARDS = "turn_rewards"
+"""Ragged float32, aligned with ``tokens``: what a turn earned, at its last sampled token; 0 elsewhere. Only where the
+algorithm needs them."""
 GROUP = "group"
 """Dense int64: the prompt's group id."""
 VERSION = "version"
@@ -65,6 +68,7 @@ KNOWN = frozenset(
         DENOMINATOR,
         TRAINED,
         REWARD,
+        TURN_REWARDS,
         GROUP,
         VERSION,
         TOKEN_VERSIONS,

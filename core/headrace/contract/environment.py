@@ -50,6 +50,12 @@ class Episode:
                 f"{len(self.logprobs)} log-probs"
             )
 
+    @property
+    def turn_ends(self) -> Array:
+        """int64: where the turns end, each a run of sampled tokens: its last token."""
+        ends: Array = np.flatnonzero(self.loss_mask & ~np.append(self.loss_mask[1:], False))
+        return ends
+
     @classmethod
     def single_turn(cls, prompt: Array, completion: Completion, *, text: str = "") -> Episode:
         """An episode of one prompt and one completion."""
@@ -75,6 +81,9 @@ class Score:
     """For accuracy in evaluation; None: ``reward >= 1``."""
     components: Mapping[str, float] = field(default_factory=dict)
     """Parts of the reward, for metrics."""
+    turns: tuple[float, ...] = ()
+    """What each turn earned, in order: one number for each run of sampled tokens, ``reward`` together. Empty: all of it
+    came at the end."""
 
 
 class GenerationSession(Protocol):

@@ -25,6 +25,7 @@ from headrace.contract.columns import (
     TOKENS,
     TRAINED,
     TRUNCATED,
+    TURN_REWARDS,
     VALUES,
     VERSION,
 )
@@ -84,15 +85,16 @@ def stages_of(needs: AlgorithmNeeds, *, interrupts: bool = False) -> tuple[Stage
     behaviour = (BEHAVIOUR_LOGPROBS,) if needs.behaviour_logprobs else ()
     versions = (TOKEN_VERSIONS,) if interrupts and needs.rollout else ()
     values = (VALUES,) if needs.values else ()
+    rewards = (REWARD, TURN_REWARDS) if needs.turn_rewards else (REWARD,)
     made = (TOKENS, LOSS_MASK, *behaviour, GROUP, VERSION, *versions, TRUNCATED)
     advantages = (ADVANTAGES,) if needs.rollout else ()
     prepared = (LOSS_WEIGHTS, DENOMINATOR, *advantages, TRAINED)
     before = [
         Stage(GENERATE if needs.rollout else DEMONSTRATE, (), made),
-        Stage(SCORE, (TOKENS, LOSS_MASK, TRUNCATED), (REWARD,)),
+        Stage(SCORE, (TOKENS, LOSS_MASK, TRUNCATED), rewards),
         *([_REFERENCE] if needs.reference_logprobs else []),
         *([Stage(VALUE, (TOKENS, LOSS_MASK), values)] if needs.values else []),
-        Stage(ADVANTAGE, (*made, REWARD, *values), prepared),
+        Stage(ADVANTAGE, (*made, *rewards, *values), prepared),
         *([Stage(PROXIMAL, (TOKENS, LOSS_MASK, TRAINED), (PROXIMAL_LOGPROBS,))] if needs.proximal_logprobs else []),
     ]
     return (*before, Stage(TRAIN, tuple(column for stage in before for column in stage.writes), ()))

@@ -15,6 +15,7 @@ from headrace.contract.columns import (
     TOKENS,
     TRAINED,
     TRUNCATED,
+    TURN_REWARDS,
     VERSION,
 )
 from headrace.dataplane import ColumnSchema, PartitionSpec
@@ -30,6 +31,7 @@ _KINDS = {
     TOKEN_VERSIONS: ColumnSchema("int32", ragged=True),
     TRUNCATED: ColumnSchema("bool"),
     REWARD: ColumnSchema("float32"),
+    TURN_REWARDS: ColumnSchema("float32", ragged=True),
     REFERENCE_LOGPROBS: ColumnSchema("float32", ragged=True),
     LOSS_WEIGHTS: ColumnSchema("float32", ragged=True),
     DENOMINATOR: ColumnSchema("float64"),

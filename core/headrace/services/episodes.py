@@ -16,6 +16,7 @@ from headrace.contract.columns import (
     TOKEN_VERSIONS,
     TOKENS,
     TRUNCATED,
+    TURN_REWARDS,
     VERSION,
 )
 from headrace.services.messages import Member, TrajectoryFinished, WorkItem
@@ -50,12 +51,23 @@ def rows_of(item: WorkItem, members: Sequence[Member], episodes: Sequence[Episod
         LOSS_MASK: Ragged.from_arrays(masks, dtype=bool),
         BEHAVIOUR_LOGPROBS: Ragged.from_arrays(logprobs, dtype=np.float32),
         REWARD: np.array([s.reward for s in scores], dtype=np.float32),
+        TURN_REWARDS: Ragged.from_arrays(list(map(_turn_rewards, episodes, scores)), dtype=np.float32),
         GROUP: np.full(len(episodes), item.group, dtype=np.int64),
         VERSION: np.array(oldest, dtype=np.int64),
         TOKEN_VERSIONS: Ragged.from_arrays([token_versions(e) for e in episodes], dtype=np.int32),
         TRUNCATED: np.array([e.finish_reason == "length" for e in episodes], dtype=bool),
     }
     return Batch(rows=np.array([m.trajectory for m in members], dtype=np.int64), columns=columns)
+
+
+def _turn_rewards(episode: Episode, score: Score) -> Array:
+    """float32 [L]."""
+    rewards, ends = np.zeros(len(episode.tokens), dtype=np.float32), episode.turn_ends
+    if score.turns:
+        rewards[ends] = score.turns
+    else:
+        rewards[ends[-1:]] = score.reward
+    return rewards
 
 
 def token_versions(episode: Episode) -> Array:

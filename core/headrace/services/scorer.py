@@ -87,13 +87,13 @@ def _build(setup: ScoringSetup) -> Environment | Raised:
 def _score(environment: Environment, task: Task, episode: Episode) -> bytes:
     """The reply, packed: what cannot travel is no score either."""
     try:
-        return pack(Scored(score=_checked(environment.score(task, episode))))
+        return pack(Scored(score=checked_score(environment.score(task, episode), episode)))
     except BaseException as error:  # as in _build; a reward that exits has no score either
         return pack(_raised(error))
 
 
-def _checked(score: object) -> Score:
-    """``score`` with plain numbers. ContractError when it is not a Score of numbers."""
+def checked_score(score: object, episode: Episode) -> Score:
+    """``score`` with plain numbers. ContractError when it is not a Score of numbers, or of another number of turns."""
     if not isinstance(score, Score):
         raise ContractError(f"score() returned {type(score).__name__}, expected a Score", fix="return Score(reward=…)")
     parts: Mapping[str, Any] = score.components
@@ -101,7 +101,24 @@ def _checked(score: object) -> Score:
     if math.isinf(reward):
         raise ContractError(f"score() gave reward {reward}", fix="return a finite reward, or NaN for unscored")
     correct = None if score.correct is None else bool(score.correct)
-    return Score(reward=reward, correct=correct, components=components)
+    turns = () if math.isnan(reward) else tuple(_number(value, "turns") for value in score.turns)
+    if turns:
+        _check_turns(turns, reward, episode)
+    return Score(reward=reward, correct=correct, components=components, turns=turns)
+
+
+def _check_turns(turns: tuple[float, ...], reward: float, episode: Episode) -> None:
+    played = len(episode.turn_ends)
+    if len(turns) != played:
+        raise ContractError(
+            f"score() gave rewards of {len(turns)} turns; the episode has {played}",
+            fix="give one number for each run of sampled tokens, or none at all",
+        )
+    if not math.isclose(math.fsum(turns), reward, rel_tol=1e-6, abs_tol=1e-6):
+        raise ContractError(
+            f"score() gave reward {reward:g}, and turns that add up to {math.fsum(turns):g}",
+            fix="return Score(reward=sum(turns), turns=turns)",
+        )
 
 
 def _number(value: object, name: str) -> float:

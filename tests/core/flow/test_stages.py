@@ -16,8 +16,9 @@ EVERY_NEEDS = [
         proximal_logprobs=proximal,
         reference_logprobs=frozen,
         values=values,
+        turn_rewards=turns,
     )
-    for rollout, behaviour, proximal, frozen, values in product((True, False), repeat=5)
+    for rollout, behaviour, proximal, frozen, values, turns in product((True, False), repeat=6)
 ]
 
 

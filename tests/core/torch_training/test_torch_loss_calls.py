@@ -11,6 +11,7 @@ import torch
 from headrace.contract import Batch, LossInputs, LossSpec, Ragged
 from headrace.contract.columns import LOSS_MASK, LOSS_WEIGHTS, TOKENS
 from headrace.errors import ContractError
+from headrace_algorithms.variants import Tbpo
 from headrace_torch.trainer.losses import Loss
 from headrace_torch.trainer.packing import make_plan
 
@@ -104,3 +105,24 @@ def test_nothing_outside_the_mask_reaches_a_loss(engine: Any, rows: Any, spec: A
     dirty = clean.with_columns({LOSS_WEIGHTS: tokens.like(np.where(mask.values, 1.0, np.nan)), TOKENS: other})
     one = engine()
     assert np.array_equal(gradient(one, spec(), [clean]), gradient(one, spec(), [dirty]))
+
+
+def test_QRL_10_what_stands_outside_the_mask_reaches_neither_ratio_nor_weight_nor_loss(
+    engine: Any, batch: Any, train: Any
+) -> None:
+    """Of a prompt, and of what a tool said in the middle of an answer."""
+    rows = batch([6, 9, 4], prompt=2)
+    mask = rows.ragged(LOSS_MASK).values.copy()
+    mask[4] = False
+    rows = rows.with_columns({LOSS_MASK: rows.ragged(TOKENS).like(mask)})
+    tbpo, found = Tbpo(Tbpo.Settings()).loss(temperature=1.0), []
+    for outside in (0.0, float("nan"), 1e6):
+        trainer = engine()
+        columns = {
+            name: rows.ragged(TOKENS).like(np.where(mask, inside, outside).astype(np.float32))
+            for name, inside in zip((*tbpo.columns, LOSS_WEIGHTS), (-1.0, -3.0, -2.9, 0.2), strict=True)
+        }
+        result = train(trainer, tbpo, rows.with_columns(columns))
+        assert result.applied
+        found.append((result.loss, result.gradient_norm, result.metrics))
+    assert found[0] == found[1] == found[2]

@@ -33,6 +33,7 @@ from headrace.contract.columns import (
     REWARD,
     TOKENS,
     TRUNCATED,
+    TURN_REWARDS,
     VALUES,
     VERSION,
 )
@@ -180,8 +181,8 @@ class AlgorithmContract(PluginContract):
 
 
 def _groups(*rewards: Sequence[float]) -> Batch:
-    """Groups of four rows of different lengths, a prompt of two tokens each; with values, which only an algorithm that
-    needs them reads."""
+    """Groups of four rows of different lengths, a prompt of two tokens each; with values and rewards of turns, which
+    only an algorithm that needs them reads."""
     flat = np.array([reward for group in rewards for reward in group], dtype=np.float32)
     lengths = [2 + 1 + (3 * row) % 5 for row in range(len(flat))]
     generator = np.random.default_rng(0)
@@ -196,6 +197,9 @@ def _groups(*rewards: Sequence[float]) -> Batch:
             BEHAVIOUR_LOGPROBS: mask.like(behaviour),
             VALUES: mask.like(np.where(mask.values, 0.25, 0.0).astype(np.float32)),
             REWARD: flat,
+            TURN_REWARDS: Ragged.from_arrays(
+                [np.eye(1, n, n - 1)[0] * r for n, r in zip(lengths, flat, strict=True)], dtype=np.float32
+            ),
             GROUP: np.repeat(np.arange(7, 7 + len(rewards)), [len(group) for group in rewards]),
             VERSION: np.zeros(len(flat), dtype=np.int64),
             TRUNCATED: np.zeros(len(flat), dtype=np.bool_),
