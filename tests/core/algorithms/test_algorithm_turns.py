@@ -145,3 +145,10 @@ def test_what_a_turn_that_is_not_trained_earned_is_credited_to_the_last_trained_
 def test_only_credit_by_turns_needs_their_rewards(algorithm: Any) -> None:
     assert algorithm.needs(algorithm.Settings(credit="turn")).turn_rewards
     assert not algorithm.needs(algorithm.Settings()).turn_rewards
+
+
+def test_a_turn_ends_with_its_row() -> None:
+    batch = rows_of([[1], [2]], [[0, 1], [1, 1]])
+    turns = turns_of(batch, rewards_of(batch))
+    assert turns.row.tolist() == [0, 1]
+    assert turns.end.tolist() == [1, 3]

@@ -119,3 +119,17 @@ def test_values_asked_of_an_engine_without_a_critic_are_refused(engine: Any, bat
         values_of(plain, rows)
     with pytest.raises(ContractError, match="keeps no critic"):
         plain.begin_step(regress).accumulate(rows)
+
+
+def test_the_critic_s_error_shapes_the_hidden_states_that_it_reads(
+    engine: Any, batch: Any, regress: Any, train: Any, gradient: Any
+) -> None:
+    critic, rows = engine(values=True), with_goals(batch(LENGTHS))
+    train(critic, regress, rows)
+    goal = rows.ragged("goal")
+    own = sum(tensor.numel() for tensor in critic._started._updater.parameters.network.critic.parameters())
+    found = [
+        gradient(critic, regress, [rows.with_columns({"goal": goal.like(goal.values + shift)})])[:-own]
+        for shift in (np.float32(0), np.float32(1))
+    ]
+    assert not np.array_equal(*found)

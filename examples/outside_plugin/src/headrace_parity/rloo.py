@@ -10,17 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headrace.contract import (
-    Algorithm,
-    AlgorithmNeeds,
-    Array,
-    Batch,
-    LossInputs,
-    LossOutput,
-    LossSpec,
-    Metric,
-    Prepared,
-)
+from headrace.contract import Algorithm, AlgorithmNeeds, Batch, LossInputs, LossOutput, LossSpec, Metric, Prepared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +22,7 @@ class Rloo(Algorithm):
     Settings = RlooSettings
 
     @classmethod
-    def needs(cls, settings: RlooSettings) -> AlgorithmNeeds:
+    def needs(cls, settings):
         return AlgorithmNeeds(min_group_size=2)
 
     def prepare(self, batch: Batch) -> Prepared:
@@ -40,18 +30,16 @@ class Rloo(Algorithm):
         scored, sampled = np.isfinite(reward), np.array([row.any() for row in mask], dtype=bool)
         advantage = advantages(reward, batch.dense("group"), order=batch.rows)
         weights = mask.like((np.repeat(advantage, mask.lengths) * mask.values).astype(np.float32))
-        return Prepared(
-            columns={"loss_weights": weights, "denominator": scored.astype(np.float64)},
-            trained=(advantage != 0) & sampled,
-            metrics={"reward/mean": Metric(total=float(reward[scored].sum()), count=float(scored.sum()))},
-        )
+        columns = {"loss_weights": weights, "denominator": scored.astype(np.float64)}
+        mean = Metric(total=float(reward[scored].sum()), count=float(scored.sum()))
+        return Prepared(columns=columns, trained=(advantage != 0) & sampled, metrics={"reward/mean": mean})
 
     def loss(self, *, temperature: float) -> LossSpec:
         function, settings = f"{__name__}:capped_policy_gradient", {"cap": self.settings.cap}
         return LossSpec(function=function, settings=settings, columns=("behaviour_logprobs",), temperature=temperature)
 
 
-def advantages(reward: Array, group: Array, *, order: Array) -> Array:
+def advantages(reward, group, *, order):
     """Rows without a reward, and groups of equal ones, get 0. Sums are taken in one ``order``, whatever the batch's."""
     found = np.zeros(len(reward))
     for one in np.unique(group):
