@@ -43,7 +43,7 @@ class Admission:
         if view.batch_taken:
             return None
         chosen = oldest_first(view.ready, groups=view.batch_groups)
-        if chosen is None or not self._policy.may_take(view, chosen):
+        if chosen is None or not (self._policy.may_take(view, chosen) or self._nothing_comes(view)):
             return None
         for version in chosen:
             staleness = view.version - version
@@ -69,8 +69,12 @@ class Admission:
 
     def publishes(self, view: FlowView) -> bool:
         """Whether the next version may be published, its batch being trained. A yes stands until that has happened:
-        publication takes its time, and groups may be lost meanwhile. After the last batch nothing is left to wait for,
-        and nothing starts that a policy might wait for."""
-        if self._policy.may_publish(view) or (self._room() <= 0 and not view.outstanding):
+        publication takes its time, and groups may be lost meanwhile."""
+        if self._policy.may_publish(view) or self._nothing_comes(view):
             self._publishable = view.version
         return self._publishable == view.version
+
+    def _nothing_comes(self, view: FlowView) -> bool:
+        """Whether, before the phase ends, nothing is in flight and nothing starts any more: a policy that would wait
+        for that, to have its batches as old as it wants them for example, would wait for ever."""
+        return not any(view.in_flight.values()) and self._room() <= view.outstanding
