@@ -69,7 +69,7 @@ class TrainingLoop:
         self._keeper = Keeper(parts)
         self.version = 0
         self.awaits = ""
-        """What the batch under way waits for, to be told to who waits for its end."""
+        """What the batch under way waits for, to be told to who waits for its end or sees nothing happen."""
         self._digest = ""
         self._next_group = 0
         self._next_trajectory = 0
@@ -295,7 +295,7 @@ class TrainingLoop:
     async def _publish_next(self, flow: Flow) -> float:
         """Publish the next version when the policy allows it. Returns the seconds spent waiting for that."""
         p = self._p
-        blocked, self.awaits = time.monotonic(), f"leave to publish version {self.version + 1}"
+        blocked, self.awaits = time.monotonic(), f"the staleness policy's leave to publish version {self.version + 1}"
         await p.controller.publishable()
         blocked = time.monotonic() - blocked
         await self.publish(self.version + 1)

@@ -28,6 +28,7 @@ from headrace.run.loop import TrainingLoop
 from headrace.run.measures import Measures
 from headrace.run.parts import Parts
 from headrace.run.plans import evaluation_plan, group_plan, held_out_tasks, stage_plan
+from headrace.run.stillness import watch_stillness
 from headrace.run.tasks import require_same
 
 INTERRUPTED = 130
@@ -187,7 +188,14 @@ async def _train(run: _Run, cluster: Cluster, trains: Callable[[TrainingLoop], N
     )
     loop = TrainingLoop(parts)
     trains(loop)
-    return await loop.run(Path(cluster.model_path), run.resumed)
+    watching = asyncio.create_task(
+        watch_stillness(lambda: run.journal.event_count, lambda: loop.awaits, run.journal.notice),
+        name="watch stillness",
+    )
+    try:
+        return await loop.run(Path(cluster.model_path), run.resumed)
+    finally:
+        watching.cancel()
 
 
 def _summary(run: _Run, reason: str) -> dict[str, Any]:
