@@ -22,6 +22,8 @@ from headrace.testing.tensors import read_tensors, write_tensors
 
 WEIGHT, BIAS = "bigram.weight", "bigram.bias"
 """float32 [V, V], the row of each previous token, and float32 [V]."""
+CRITIC = "critic.value"
+"""float32 [V], of each previous token; only in a trainer that keeps a critic."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
@@ -44,6 +46,19 @@ class Bigram:
         logits -= logits.max(axis=-1, keepdims=True)
         logprobs: Array = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
         return logprobs
+
+    def values(self, previous: Array) -> Array:
+        """float32 [T]: the critic's, after each of the tokens ``previous`` (int [T]). EngineError without a critic."""
+        if CRITIC not in self.tensors:
+            raise EngineError(
+                "values were asked of a model without a critic", fix="start the engine with TrainingContext.values"
+            )
+        values: Array = self.tensors[CRITIC][previous]
+        return values
+
+    def with_critic(self) -> Bigram:
+        """The same model beside a critic that knows nothing yet."""
+        return self.with_tensors({**self.tensors, CRITIC: np.zeros(self.vocabulary, dtype=np.float32)})
 
     def with_tensors(self, tensors: Mapping[str, Array]) -> Bigram:
         """The same model with other weights."""

@@ -1,6 +1,7 @@
 """Per-token numbers that know their slope: a loss written with operators has a gradient without a tensor library.
 
-A value of token ``t`` depends on the log-prob of token ``t`` alone, so one slope per token is the whole derivative.
+A value of token ``t`` depends on the log-prob of token ``t`` alone, and on the critic's value of it where there is one,
+so one slope per token, or one for each of the two, is the whole derivative.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ Operand: TypeAlias = "PerToken | Array | float"
 
 
 class PerToken:
-    """``values`` and ``slopes``: float64 [T]. Knows ``+ - *``, ``exp``, ``clip``, ``sum``, ``detach`` and ``len``."""
+    """``values``: float64 [T]; ``slopes``: float64 [T], or [2, T] by log-probs and by values. Knows ``+ - *``, ``exp``,
+    ``clip``, ``sum``, ``detach`` and ``len``."""
 
     __array_ufunc__ = None  # an array to the left of an operator leaves it to this class
 
@@ -27,6 +29,15 @@ class PerToken:
     def of(cls, logprobs: Array) -> PerToken:
         """The log-probs themselves: slope 1."""
         return cls(logprobs.astype(np.float64), np.ones(len(logprobs)))
+
+    @classmethod
+    def pair(cls, logprobs: Array, values: Array) -> tuple[PerToken, PerToken]:
+        """Log-probs and values: each has slope 1 by itself and 0 by the other."""
+        one, none = np.ones(len(logprobs)), np.zeros(len(logprobs))
+        return (
+            cls(logprobs.astype(np.float64), np.stack([one, none])),
+            cls(values.astype(np.float64), np.stack([none, one])),
+        )
 
     def __len__(self) -> int:
         return len(self.values)
@@ -72,7 +83,7 @@ class PerToken:
 
 
 class Total:
-    """A sum over tokens. ``gradient``: float64 [T], its derivative by each log-prob."""
+    """A sum over tokens. ``gradient``: its derivative, shaped as the slopes of what was summed."""
 
     def __init__(self, value: float, gradient: Array) -> None:
         self.value = value

@@ -40,7 +40,7 @@ from headrace.contract import (
 )
 from headrace.contract.columns import LOSS_MASK, LOSS_WEIGHTS, TOKENS
 from headrace.errors import ConfigError, EngineError, RunError
-from headrace.testing.bigram import BIAS, CONFIG, WEIGHT, WEIGHTS, Bigram, load_bigram, random_bigram
+from headrace.testing.bigram import BIAS, CONFIG, CRITIC, WEIGHT, WEIGHTS, Bigram, load_bigram, random_bigram
 from headrace.testing.pertoken import PerToken
 from headrace.testing.tensors import read_tensors, write_tensors
 from headrace.testing.trouble import FakeSettings, Trouble
@@ -95,7 +95,7 @@ class FakeTrainingEngine(TrainingEngine, Snapshots, ScratchModels):
 
     @classmethod
     def capabilities(cls, settings: Any) -> TrainingCapabilities:
-        return TrainingCapabilities(snapshots=True, scratch=True)
+        return TrainingCapabilities(snapshots=True, scratch=True, values=True)
 
     @classmethod
     def create_model(cls, path: str, *, settings: Mapping[str, Any], seed: int) -> None:
@@ -106,6 +106,8 @@ class FakeTrainingEngine(TrainingEngine, Snapshots, ScratchModels):
 
     def start(self, context: TrainingContext) -> None:
         self._model = load_bigram(context.model_path)
+        if context.values:
+            self._model = self._model.with_critic()
         self._path = context.model_path
         self.velocity = {name: np.zeros_like(tensor) for name, tensor in self._model.tensors.items()}
 
@@ -115,6 +117,11 @@ class FakeTrainingEngine(TrainingEngine, Snapshots, ScratchModels):
         if self._model is None:
             raise EngineError("the engine is not started, or closed", fix="start it first")
         return self._model
+
+    @property
+    def policy(self) -> Bigram:
+        """The same weights without a critic: what is published and exported."""
+        return self.model.with_tensors({name: self.model.tensors[name] for name in (WEIGHT, BIAS)})
 
     def forward(
         self,
@@ -131,6 +138,8 @@ class FakeTrainingEngine(TrainingEngine, Snapshots, ScratchModels):
             "logprobs": table[np.arange(len(table)), trainable.targets],
             "entropy": -(np.exp(table) * table).sum(axis=-1),
         }
+        if "values" in outputs:
+            found["values"] = model.values(trainable.previous)
         return {name: self._aligned(batch, trainable, found[name]) for name in outputs}
 
     def _aligned(self, batch: Batch, trainable: _Trainable, values: Array) -> Ragged:
@@ -143,7 +152,7 @@ class FakeTrainingEngine(TrainingEngine, Snapshots, ScratchModels):
         return FakeTrainingStep(self, loss)
 
     def weight_source(self) -> WeightSource:
-        return FakeWeightSource(self.model.tensors)
+        return FakeWeightSource(self.policy.tensors)
 
     def snapshot(self, name: str) -> None:
         self._snapshots[name] = self.model.with_tensors({n: t.copy() for n, t in self.model.tensors.items()})
@@ -164,7 +173,7 @@ class FakeTrainingEngine(TrainingEngine, Snapshots, ScratchModels):
             for file in Path(self._path).iterdir():
                 if file.name not in (CONFIG, WEIGHTS):
                     shutil.copy(file, folder)
-            self.model.save(path)
+            self.policy.save(path)
         else:
             write_tensors(folder / STATE, self._state())
             (folder / NOTES).write_text(json.dumps({"format": 1, "snapshots": sorted(self._snapshots)}))
@@ -216,9 +225,13 @@ class FakeTrainingStep(TrainingStep):
             return
         table = self._engine.model.logprobs(trainable.previous, temperature=self._spec.temperature)
         output = self._loss(self._inputs(batch, trainable, table), **self._spec.settings)
+        gradient = output.numerator.gradient
+        if self._spec.values:
+            gradient, by_values = gradient
+            np.add.at(self.gradient[CRITIC], trainable.previous, by_values)
         slope = -np.exp(table)
         slope[np.arange(len(table)), trainable.targets] += 1.0
-        slope *= output.numerator.gradient[:, None] / self._spec.temperature
+        slope *= gradient[:, None] / self._spec.temperature
         np.add.at(self.gradient[WEIGHT], trainable.previous, slope)
         self.gradient[BIAS] += slope.sum(axis=0)
         self.numerator += float(output.numerator)
@@ -232,8 +245,14 @@ class FakeTrainingStep(TrainingStep):
             values: Array = found.values[trainable.places] if isinstance(found, Ragged) else found
             return values
 
+        of_targets = table[np.arange(len(table)), trainable.targets]
+        logprobs = PerToken.of(of_targets)
+        values: PerToken | None = None
+        if self._spec.values:
+            logprobs, values = PerToken.pair(of_targets, self._engine.model.values(trainable.previous))
         return LossInputs(
-            logprobs=PerToken.of(table[np.arange(len(table)), trainable.targets]),
+            logprobs=logprobs,
+            values=values,
             weights=column(LOSS_WEIGHTS),
             sequence=trainable.rows,
             sequences=len(batch),

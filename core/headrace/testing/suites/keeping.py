@@ -18,7 +18,7 @@ from headrace.contract import Array, ScratchModels, Snapshots, TrainingEngine
 from headrace.errors import ConfigError, RunError
 from headrace.testing.suites.plugin import PluginContract
 from headrace.testing.suites.rules import check, override, raises, rule
-from headrace.testing.suites.trainees import Trainee, training
+from headrace.testing.suites.trainees import VALUED, Trainee, training
 from headrace.testing.tensors import read_tensors
 
 
@@ -43,9 +43,13 @@ class KeepingRules(PluginContract):
         """A ``[model.scratch]`` table that makes a small model; None: the rules about such models are skipped."""
         return None
 
-    def training(self, plugin: TrainingEngine, model_path: str) -> AbstractContextManager[Trainee]:
-        """The engine, started on the model."""
-        return training(plugin, model_path)
+    def training(
+        self, plugin: TrainingEngine, model_path: str, *, values: bool = False
+    ) -> AbstractContextManager[Trainee]:
+        """The engine, started on the model; with a critic for ``values``, or the rule is skipped."""
+        if values and not plugin.capabilities(plugin.settings).values:
+            pytest.skip(f"{type(plugin).__name__} declares no values")
+        return training(plugin, model_path, values=values)
 
     def fresh(self, plugin: TrainingEngine) -> TrainingEngine:
         """Another engine with the same settings."""
@@ -122,6 +126,28 @@ class KeepingRules(PluginContract):
         wanted = {file.name for file in Path(model_path).iterdir() if file.name.startswith("tokenizer")}
         absent = sorted({"config.json", *wanted} - {file.name for file in path.iterdir()})
         check(not absent, f"the export lacks {', '.join(absent)}")
+
+    @rule("A critic is in `resume` saves and snapshots, and in no weights that are published or exported.")
+    def test_a_critic_is_kept_and_not_published(self, plugin: TrainingEngine, model_path: str, tmp_path: Path) -> None:
+        save, export = str(tmp_path / "save"), str(tmp_path / "export")
+        with self.training(plugin, model_path, values=True) as trainee:
+            trainee.train(trainee.batch(), loss=VALUED)
+            if isinstance(plugin, Snapshots):
+                plugin.snapshot("kept")
+            plugin.save(save, kind="resume")
+            plugin.save(export, kind="export")
+            expected = trainee.values().values
+            trainee.train(trainee.batch(), loss=VALUED)
+            published = sorted(trainee.weights())
+            if isinstance(plugin, Snapshots):
+                kept = trainee.values(weights="kept").values
+                check(np.array_equal(kept, expected), "a snapshot's values are not those of when it was taken")
+        with self.training(self.fresh(plugin), model_path, values=True) as trainee:
+            trainee.engine.load(save)
+            check(np.array_equal(trainee.values().values, expected), "after a load the values are others")
+        stored = sorted(read_tensors(model_path))
+        for what, names in (("published", published), ("exported", sorted(read_tensors(export)))):
+            check(names == stored, f"{what} are {names}; the model has {stored}")
 
     @rule("A snapshot keeps its weights while training goes on, and one of the same name replaces it.")
     def test_a_snapshot_keeps_its_weights(self, plugin: TrainingEngine, model_path: str) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.contract import Array, Batch, LossSpec, Ragged, StepResult, TrainingContext, TrainingEngine
+from headrace.contract import CURRENT, Array, Batch, LossSpec, Ragged, StepResult, TrainingContext, TrainingEngine
 from headrace.contract.columns import LOSS_MASK, LOSS_WEIGHTS, TOKENS
 
 LIKELIHOOD = LossSpec(function="headrace.testing.losses:weighted_likelihood")
+VALUED = LossSpec(function="headrace.testing.losses:valued_likelihood", values=True)
 LENGTHS = (3, 9, 5, 17, 2, 12)
 """Of the six rows of :meth:`Trainee.batch`."""
 
@@ -41,15 +42,21 @@ class Trainee:
             step.accumulate(part)
         return step.finish(denominator=denominator)
 
+    def values(self, *, weights: str = CURRENT) -> Ragged:
+        """The critic's, of :meth:`batch`."""
+        return self.engine.forward(self.batch(), outputs=("values",), weights=weights)["values"]
+
     def weights(self) -> dict[str, Array]:
         """Copies of the current weights."""
         return {name: np.array(tensor) for name, tensor in self.engine.weight_source().tensors()}
 
 
 @contextmanager
-def training(engine: TrainingEngine, model_path: str) -> Iterator[Trainee]:
-    """``engine`` started on the model, and closed at the end."""
-    engine.start(TrainingContext(name="trainer", model_path=model_path, seed=5, threads=1, total_steps=100))
+def training(engine: TrainingEngine, model_path: str, *, values: bool = False) -> Iterator[Trainee]:
+    """``engine`` started on the model, with a critic for ``values``, and closed at the end."""
+    engine.start(
+        TrainingContext(name="trainer", model_path=model_path, seed=5, threads=1, total_steps=100, values=values)
+    )
     try:
         yield Trainee(engine, model_path)
     finally:

@@ -19,7 +19,7 @@ from headrace.contract import LossSpec, ScratchModels, Snapshots, TrainingEngine
 from headrace.contract.columns import LOSS_MASK, LOSS_WEIGHTS
 from headrace.testing.suites.keeping import KeepingRules
 from headrace.testing.suites.rules import check, rule
-from headrace.testing.suites.trainees import LIKELIHOOD, rows_of
+from headrace.testing.suites.trainees import LIKELIHOOD, VALUED, rows_of
 
 SPLITS = ([[0, 1, 2, 3, 4, 5]], [[0], [1], [2], [3], [4], [5]], [[5, 0], [3, 1, 4], [2]])
 """Ways to split six rows into micro-batches."""
@@ -182,6 +182,16 @@ class TrainingEngineContract(KeepingRules):
                 trainee.train(trainee.batch(seed=1))
                 found.append(trainee.weights())
         self.same_weights(found[0], found[1], "without and with such a step between two others")
+
+    @rule("A critic's values are 0 before any training and outside `loss_mask`, and move with a loss that reads them.")
+    def test_a_critic_starts_at_0_and_learns(self, plugin: TrainingEngine, model_path: str) -> None:
+        with self.training(plugin, model_path, values=True) as trainee:
+            first = trainee.values().values
+            check(not first.any(), f"before any training {np.count_nonzero(first)} values are not 0")
+            trainee.train(trainee.batch(), loss=VALUED)
+            mask, then = trainee.batch().ragged(LOSS_MASK).values, trainee.values().values
+        check(not then[~mask].any(), "there are values outside the mask")
+        check(then[mask].all(), "after a step values are 0 still")
 
     @rule("Metrics of the micro-batches are merged by the reduction that the loss names.")
     def test_metrics_are_merged_by_their_reduction(self, plugin: TrainingEngine, model_path: str) -> None:
