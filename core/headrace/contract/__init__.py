@@ -36,6 +36,7 @@ from headrace.contract.loss import LossInputs, LossOutput, LossSpec
 from headrace.contract.metrics import Metric, Reduction, merge_metrics
 from headrace.contract.model import ModelFacts
 from headrace.contract.plugin import CONTRACT_VERSION, NoSettings, Plugin
+from headrace.contract.quantization import LowBitFormat, Quantization
 from headrace.contract.staleness import FlowView, Interruption, StalenessPolicy
 from headrace.contract.storage import Placed, Region, SharedMemory, Storage, StorageStats
 from headrace.contract.training import (
@@ -89,6 +90,7 @@ __all__ = [
     "LossInputs",
     "LossOutput",
     "LossSpec",
+    "LowBitFormat",
     "Metric",
     "ModelFacts",
     "MultiVersion",
@@ -98,6 +100,7 @@ __all__ = [
     "Placed",
     "Plugin",
     "Prepared",
+    "Quantization",
     "Ragged",
     "Reduction",
     "Region",

@@ -11,6 +11,7 @@ from headrace.testing.inference import FakeInferenceEngine
 from headrace.testing.launcher import FakeLauncher
 from headrace.testing.observer import FakeObserver
 from headrace.testing.pertoken import PerToken
+from headrace.testing.quantization import FakeQuantization
 from headrace.testing.staleness import FakeStaleness
 from headrace.testing.storage import FakeStorage
 from headrace.testing.training import FakeTrainingEngine
@@ -22,6 +23,7 @@ __all__ = [
     "FakeInferenceEngine",
     "FakeLauncher",
     "FakeObserver",
+    "FakeQuantization",
     "FakeStaleness",
     "FakeStorage",
     "FakeTrainingEngine",

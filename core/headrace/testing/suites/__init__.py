@@ -18,6 +18,7 @@ from headrace.testing.suites.kv_migration import KVMigrationContract
 from headrace.testing.suites.launcher import LauncherContract
 from headrace.testing.suites.observer import ObserverContract
 from headrace.testing.suites.plugin import PluginContract
+from headrace.testing.suites.quantization import QuantizationContract
 from headrace.testing.suites.rules import RuleBrokenError
 from headrace.testing.suites.staleness import StalenessContract
 from headrace.testing.suites.storage import StorageContract
@@ -32,6 +33,7 @@ __all__ = [
     "LauncherContract",
     "ObserverContract",
     "PluginContract",
+    "QuantizationContract",
     "RuleBrokenError",
     "StalenessContract",
     "StorageContract",

@@ -1,0 +1,1 @@
+"""Quantisation schemes: which weights become low-bit, and how."""
