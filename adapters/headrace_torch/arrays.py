@@ -1,4 +1,4 @@
-"""The same memory as a torch tensor and as a numpy array. The two share no bfloat16 type: the bits pass as integers."""
+"""The same memory as a torch tensor and as a numpy array. The two share no narrow floats: the bits pass as integers."""
 
 from __future__ import annotations
 
@@ -22,4 +22,6 @@ def as_tensor(array: Array) -> Tensor:
     """A view of an array that may be written to."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if array.dtype.name == "float8_e4m3fn":
+        return torch.from_numpy(array.view(np.uint8)).view(torch.float8_e4m3fn)
     return torch.from_numpy(array)

@@ -102,6 +102,7 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring, KVMigration):
             kv_migration=True,
             dtype=settings.dtype,
             max_length=settings.max_length,
+            low_bit=("int8", "int4", "float8_e4m3fn"),
         )
 
     async def start(self, context: InferenceContext) -> None:
@@ -361,5 +362,6 @@ def _open(settings: TorchInferenceSettings, context: InferenceContext, deliver: 
         kv_tokens=settings.kv_tokens,
         dtype=settings.dtype,
         device=settings.device,
+        quantization=context.quantization,
     )
     return open_session(options, deliver=deliver, closed=closed)

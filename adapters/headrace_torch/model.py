@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from headrace_torch.low_bit.straight_through import straight_through
+from headrace_torch.low_bit.weight import LowBitWeight
 from headrace_torch.model_config import Llama3RopeScaling, ModelConfig
 from headrace_torch.products import linear
 
@@ -30,12 +32,18 @@ class Attention(Protocol):
 class Linear(nn.Linear):
     """Uninitialised at construction: weights are loaded, or drawn by ``create_weights`` from its own seed."""
 
+    low_bit: LowBitWeight | None = None
+    """What it computes with in place of its weight, which still gets the gradient."""
+
     def reset_parameters(self) -> None:
         """Nothing: the global random state stays untouched."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """See :mod:`headrace_torch.products`."""
-        return linear(input, self.weight, self.bias)
+        """See :mod:`headrace_torch.products` and :mod:`headrace_torch.low_bit`."""
+        if self.low_bit is None:
+            return linear(input, self.weight, self.bias)
+        product = straight_through(input, self.weight, self.low_bit)
+        return product if self.bias is None else product + self.bias
 
 
 class Embedding(nn.Embedding):
@@ -191,4 +199,6 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [T, V] for hidden states [T, d]."""
-        return linear(hidden, self.output_weight).float()
+        if self.config.tie_word_embeddings:
+            return linear(hidden, self.output_weight).float()
+        return cast(Tensor, self.lm_head(hidden)).float()

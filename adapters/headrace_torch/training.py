@@ -86,7 +86,13 @@ class TorchTrainingEngine(TrainingEngine, Snapshots, ScratchModels):
     @classmethod
     def capabilities(cls, settings: Any) -> TrainingCapabilities:
         """Snapshots, scratch models and critics with any settings."""
-        return TrainingCapabilities(snapshots=True, scratch=True, values=True, dtype=settings.dtype)
+        return TrainingCapabilities(
+            snapshots=True,
+            scratch=True,
+            values=True,
+            dtype=settings.dtype,
+            low_bit=("int8", "int4", "float8_e4m3fn"),
+        )
 
     @classmethod
     def preflight(cls, settings: Any, *, directory: str, origin: Callable[[str], str]) -> None:
@@ -134,7 +140,7 @@ class TorchTrainingEngine(TrainingEngine, Snapshots, ScratchModels):
         return self._started.begin_step(loss)
 
     def weight_source(self) -> WeightSource:
-        """See the contract; in the dtype of the settings."""
+        """See the contract; in the dtype of the settings, or low-bit."""
         return self._started.weight_source()
 
     def snapshot(self, name: str) -> None:

@@ -8,12 +8,15 @@ rounding.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from headrace_torch.low_bit.kernels import Product
+from headrace_torch.low_bit.weight import LowBitWeight
 from headrace_torch.model import Attention, Decoder, DecoderLayer, Linear, RMSNorm, rotate
 from headrace_torch.products import factor, linear
 
@@ -23,9 +26,8 @@ class FlatDecoder:
 
     def __init__(self, model: Decoder, *, max_length: int) -> None:
         self.config = model.config
-        self.output_weight = factor(model.output_weight)
-        """[V, d]."""
         self._embedding = model.model.embed_tokens.weight
+        self._head = _by(self._embedding, None) if model.config.tie_word_embeddings else _product(model.lm_head)
         self._layers = [_Layer.of(cast(DecoderLayer, layer)) for layer in model.model.layers]
         self._norm: RMSNorm = model.model.norm
         positions = torch.arange(max_length, device=self._embedding.device)
@@ -41,7 +43,12 @@ class FlatDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [T, V] for hidden states [T, d]."""
-        return linear(hidden, self.output_weight).float()
+        return self._head(hidden).float()
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._embedding.device
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,49 +57,39 @@ class _Layer:
     kv_heads: int
     width: int
     before: RMSNorm
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: Product
     q_norm: RMSNorm | None
     k_norm: RMSNorm | None
-    o: Tensor
-    o_bias: Tensor | None
+    o: Product
     between: RMSNorm
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    gate_up: Product
+    down: Product
 
     @classmethod
     def of(cls, layer: DecoderLayer) -> _Layer:
         mixing, mlp = layer.self_attn, layer.mlp
-        qkv, qkv_bias = _joined(mixing.q_proj, mixing.k_proj, mixing.v_proj)
-        gate_up, gate_up_bias = _joined(mlp.gate_proj, mlp.up_proj)
         return cls(
             heads=mixing.heads,
             kv_heads=mixing.kv_heads,
             width=mixing.width,
             before=layer.input_layernorm,
-            qkv=factor(qkv),
-            qkv_bias=qkv_bias,
+            qkv=_product(mixing.q_proj, mixing.k_proj, mixing.v_proj),
             q_norm=mixing.q_norm,
             k_norm=mixing.k_norm,
-            o=factor(mixing.o_proj.weight),
-            o_bias=mixing.o_proj.bias,
+            o=_product(mixing.o_proj),
             between=layer.post_attention_layernorm,
-            gate_up=factor(gate_up),
-            gate_up_bias=gate_up_bias,
-            down=factor(mlp.down_proj.weight),
-            down_bias=mlp.down_proj.bias,
+            gate_up=_product(mlp.gate_proj, mlp.up_proj),
+            down=_product(mlp.down_proj),
         )
 
     def __call__(self, x: Tensor, index: int, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
         """``x``: [T, d]; ``cos``, ``sin``: [T, 1, D]. Returns [T, d]."""
         heads, kv_heads = self.heads, self.kv_heads
-        qkv = linear(self.before.forward(x), self.qkv, self.qkv_bias).view(-1, heads + 2 * kv_heads, self.width)
+        qkv = self.qkv(self.before.forward(x)).view(-1, heads + 2 * kv_heads, self.width)
         mixed = attention(index, *self._rotated(qkv, cos, sin), qkv.narrow(1, heads + kv_heads, kv_heads))
-        x = x + linear(mixed.flatten(1), self.o, self.o_bias)
-        gate, up = linear(self.between.forward(x), self.gate_up, self.gate_up_bias).chunk(2, -1)
-        return x + linear(F.silu(gate) * up, self.down, self.down_bias)
+        x = x + self.o(mixed.flatten(1))
+        gate, up = self.gate_up(self.between.forward(x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
 
     def _rotated(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys: together, unless each has a norm of its own."""
@@ -104,7 +101,18 @@ class _Layer:
         return rotate(q, cos, sin), rotate(k, cos, sin)
 
 
-def _joined(*parts: Linear) -> tuple[Tensor, Tensor | None]:
-    """The weights of one product that gives what all of them give, side by side; and its bias."""
-    weight = torch.cat([part.weight for part in parts])
-    return weight, None if parts[0].bias is None else torch.cat([part.bias for part in parts])
+def _product(*layers: Linear) -> Product:
+    """What all of them give, side by side: one product, unless only some are low-bit."""
+    low = [layer.low_bit for layer in layers if layer.low_bit is not None]
+    if low and len(low) < len(layers):
+        apart = [_product(layer) for layer in layers]
+        return lambda x: torch.cat([product(x) for product in apart], -1)
+    bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+    if not low:
+        return _by(layers[0].weight if len(layers) == 1 else torch.cat([layer.weight for layer in layers]), bias)
+    product = LowBitWeight.joined(low).product
+    return product if bias is None else lambda x: product(x) + bias
+
+
+def _by(weight: Tensor, bias: Tensor | None) -> Product:
+    return partial(linear, weight=factor(weight), bias=bias)

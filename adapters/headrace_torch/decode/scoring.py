@@ -13,7 +13,7 @@ from headrace_torch.decode.flat import FlatDecoder
 
 def token_logprobs(model: FlatDecoder, tokens: Array, *, temperature: float) -> Array:
     """float32 [T] for token ids [T]: entry t is the log-prob of token t after those before it, entry 0 is 0."""
-    device = model.output_weight.device
+    device = model.device
     ids = torch.from_numpy(np.ascontiguousarray(tokens, dtype=np.int64)).to(device)
     hidden = model.hidden(ids, torch.arange(len(ids), device=device), _causal)
     logprobs = F.log_softmax(model.logits(hidden[:-1]) / temperature, -1)

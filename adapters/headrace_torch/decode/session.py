@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from headrace.contract.generation import GenerationOutput
+from headrace.contract.quantization import Quantization
 from headrace.contract.weights import WeightManifest
 from headrace.errors import EngineError
 from headrace_torch.checkpoint import load_model
@@ -32,6 +33,7 @@ class SessionOptions:
     kv_tokens: int | None
     dtype: str
     device: str
+    quantization: Quantization | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +44,12 @@ class DecodeSession:
     max_length: int
     dtype: torch.dtype
     device: str
+    quantization: Quantization | None
     worker: DecodeWorker
 
     def stage(self, manifest: WeightManifest) -> StagedWeights:
         """Room for the weights of another version."""
-        return StagedWeights(self.config, manifest, dtype=self.dtype, device=self.device)
+        return StagedWeights(self.config, manifest, dtype=self.dtype, device=self.device, scheme=self.quantization)
 
 
 def open_session(
@@ -80,4 +83,11 @@ def open_session(
     scheduler.install(options.version, model)
     worker = DecodeWorker(scheduler, name=options.name, threads=options.threads, deliver=deliver, closed=closed)
     worker.start()
-    return DecodeSession(config=config, max_length=max_length, dtype=dtype, device=options.device, worker=worker)
+    return DecodeSession(
+        config=config,
+        max_length=max_length,
+        dtype=dtype,
+        device=options.device,
+        quantization=options.quantization,
+        worker=worker,
+    )

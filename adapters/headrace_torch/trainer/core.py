@@ -55,7 +55,8 @@ class Trainer:
         self._stepping = False
         model = load_model(context.model_path, dtype=torch.float32, device=settings.device)
         critic = ValueHead(model.config.hidden_size).to(settings.device) if context.values else None
-        parameters = Parameters(Network(model, critic), dtype=getattr(torch, settings.dtype))
+        dtype = getattr(torch, settings.dtype)
+        parameters = Parameters(Network(model, critic), dtype=dtype, scheme=context.quantization)
         self._updater = Updater(
             parameters=parameters,
             optimizer=Optimizer(
@@ -117,8 +118,8 @@ class Trainer:
         self._stepping = False
 
     def weight_source(self) -> WeightSource:
-        """The current weights in the engine's dtype."""
-        return ModelWeights(self._model)
+        """What the current weights compute with, in the engine's dtype or low-bit."""
+        return ModelWeights(self._updater.parameters)
 
     def snapshot(self, name: str) -> None:
         """Freeze the current weights. ValueError for the name of the current ones."""
@@ -170,9 +171,7 @@ class Trainer:
 
     def _frozen(self, tensors: Mapping[str, Tensor]) -> Network:
         self._updater.parameters.require_fit(tensors)
-        network = self._updater.parameters.network.frozen()
-        network.assign(tensors)
-        return network
+        return self._updater.parameters.frozen(tensors)
 
     def _named(self, weights: str) -> Network:
         if weights == CURRENT:

@@ -1,7 +1,8 @@
 """float32 master parameters and the network that computes with them.
 
 In float32 the two are the same. In bfloat16 the model is a rounded copy: gradients are moved to the masters after each
-backward pass and accumulate there. Invariant: whatever an optimiser reads or writes is float32.
+backward pass and accumulate there. Under a quantisation scheme the model computes with what that makes of its
+parameters. Invariant: whatever an optimiser reads or writes is float32.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from headrace.contract.columns import Array
+from headrace.contract.quantization import Quantization
 from headrace.contract.weights import WeightSource
 from headrace_torch.arrays import as_numpy
+from headrace_torch.low_bit.layers import quantize_model
 from headrace_torch.model import Decoder
 
 
@@ -60,17 +63,21 @@ class Network:
 
 
 class Parameters:
-    """``masters``: name → float32 parameter; ``network``: its model computes in ``dtype``."""
+    """``masters``: name → float32 parameter; ``network``: its model computes in ``dtype``; ``low_bit``: name of a
+    parameter → the parts that the model computes with instead, by full name."""
 
-    def __init__(self, network: Network, *, dtype: torch.dtype) -> None:
-        """``network``: float32; its model is cast in place."""
+    def __init__(self, network: Network, *, dtype: torch.dtype, scheme: Quantization | None = None) -> None:
+        """``network``: float32; its model is cast in place. EngineError when ``scheme`` covers other than layers."""
         self.network = network
+        self.low_bit: Mapping[str, Mapping[str, Array]] = {}
+        self._scheme = scheme
         self.masters: dict[str, nn.Parameter] = dict(network.named_parameters())
         self._copies: dict[str, nn.Parameter] = {}
         if dtype != torch.float32:
             self._copies = dict(network.model.named_parameters())
             self.masters |= {name: nn.Parameter(p.detach().clone()) for name, p in self._copies.items()}
             network.model.to(dtype)
+        self._quantize()
 
     def collect(self) -> None:
         """Move what a backward pass left on the model to the masters' gradients."""
@@ -101,6 +108,11 @@ class Parameters:
         """Give the model the masters' values."""
         for name, parameter in self._copies.items():
             parameter.copy_(self.masters[name])
+        self._quantize()
+
+    def _quantize(self) -> None:
+        if self._scheme is not None:
+            self.low_bit = quantize_model(self.network.model, self._scheme)
 
     def require_fit(self, tensors: Mapping[str, Tensor]) -> None:
         """ValueError unless these are tensors for :meth:`assign`."""
@@ -113,17 +125,28 @@ class Parameters:
             master.copy_(tensors[name])
         self.refresh()
 
+    def frozen(self, tensors: Mapping[str, Tensor]) -> Network:
+        """A network that no step changes, with these parameters."""
+        network = self.network.frozen()
+        network.assign(tensors)
+        if self._scheme is not None:
+            quantize_model(network.model, self._scheme)
+        return network
+
 
 class ModelWeights(WeightSource):
-    """The model's parameters as numpy views, in the dtype it computes in."""
+    """What the model computes with: its parameters as numpy views, in its dtype, or the low-bit parts of them."""
 
-    def __init__(self, model: Decoder) -> None:
-        self._model = model
+    def __init__(self, parameters: Parameters) -> None:
+        self._parameters = parameters
 
     def tensors(self) -> Iterator[tuple[str, Array]]:
         """See :class:`WeightSource`; on a GPU the arrays are copies."""
-        for name, parameter in self._model.named_parameters():
-            yield name, as_numpy(parameter.detach().cpu())
+        for name, parameter in self._parameters.network.model.named_parameters():
+            if name in self._parameters.low_bit:
+                yield from self._parameters.low_bit[name].items()
+            else:
+                yield name, as_numpy(parameter.detach().cpu())
 
 
 def require_shapes(tensors: Mapping[str, Tensor], expected: Mapping[str, torch.Size]) -> None:

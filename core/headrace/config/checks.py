@@ -6,7 +6,7 @@ it can import its plugins, and they whether they could start there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from headrace.contract import (
     KVMigration,
     MultiVersion,
     Plugin,
+    Quantization,
     Scoring,
     Snapshots,
     StalenessPolicy,
@@ -70,6 +71,7 @@ class _Checker:
         self.errors += check_room(self.job)
         self.errors += check_model(self.job, self.plugins)
         self._rollout_capabilities()
+        self._quantization()
         for index, phase in enumerate(self.job.phases):
             self._batch(index, phase)
             self._algorithm(index, phase)
@@ -106,6 +108,33 @@ class _Checker:
             self._backed(rollout, "live_versions", declared.live_versions > 1, MultiVersion)
             self._backed(rollout, "scoring", declared.scoring, Scoring)
             self._backed(rollout, "kv_migration", declared.kv_migration, KVMigration)
+
+    def _quantization(self) -> None:
+        table, selected = self.job.quantization, self.plugins.quantization
+        if table is None or selected is None:
+            return
+        scheme = selected.cls(selected.settings)
+        assert isinstance(scheme, Quantization), "load checks the class"
+        kind = self.plugins.ask(selected, "format", lambda: scheme.format.weights)
+        engine = self._inference(self.plugins.rollout)
+        if kind and engine and kind not in engine.low_bit:
+            self._wiring(
+                f"{table.spec.use} makes {kind} weights, and inference engine {self.job.rollout.spec.use!r} "
+                f"multiplies by {_listed(engine.low_bit)}",
+                ("quantization", "scheme"),
+                fix="choose a scheme whose weights the engine has, or an engine that has them",
+            )
+        for index, phase in enumerate(self.job.phases):
+            trainer = self._training(self.plugins.trainers[index])
+            if kind and table.align and trainer and kind not in trainer.low_bit:
+                self._wiring(
+                    f"{table.spec.use} makes {kind} weights, and training engine {phase.trainer.use!r} computes with "
+                    f"{_listed(trainer.low_bit)}",
+                    ("quantization", "align"),
+                    ("quantization", "scheme"),
+                    fix="set quantization.align = false, which needs a loss that corrects for the mismatch, or choose "
+                    "a training engine that has them",
+                )
 
     def _algorithm(self, index: int, phase: Phase) -> None:
         needs = self.needs[index]
@@ -310,6 +339,10 @@ class _Checker:
     def _backed(self, selected: Selected, capability: str, declared: bool, base: type) -> None:
         if declared and not issubclass(selected.cls, base):
             self.errors.append(unbacked(selected, capability, base))
+
+
+def _listed(kinds: Sequence[str]) -> str:
+    return f"{', '.join(kinds)} only" if kinds else "no low-bit weights"
 
 
 def _places(index: int, *path: str) -> Iterator[KeyPath]:

@@ -19,6 +19,7 @@ from headrace.config.schema import (
     LauncherConfig,
     ModelConfig,
     PluginConfig,
+    QuantizationConfig,
     RolloutConfig,
     StorageConfig,
     Table,
@@ -35,8 +36,11 @@ PLUGIN_TABLES: Mapping[str, tuple[str, type[Table], str]] = {
     "storage": ("storage", StorageConfig, "memory"),
     "weights": ("weight_transport", PluginConfig, "zmq"),
     "launcher": ("launcher", LauncherConfig, "local"),
+    "quantization": ("quantization", QuantizationConfig, ""),
 }
 """Table → role, core's own keys, default plugin."""
+OPTIONAL_TABLES = frozenset({"quantization"})
+"""Those of them that a job may leave out, and then has no such plugin."""
 
 PHASE_TABLES: Mapping[str, tuple[str, str, str]] = {
     "algorithm": ("algorithm", "use", ""),
@@ -56,11 +60,18 @@ NODE_KEYS = frozenset({"python", "threads"})
 _TRUNCATED = ("top_p", "top_k", "min_p")
 
 
+def selector(table: str) -> str:
+    """The key of a table that names its plugin."""
+    if table in PHASE_TABLES:
+        return PHASE_TABLES[table][1]
+    return "scheme" if table == "quantization" else "use"
+
+
 def core_keys(table: str) -> frozenset[str]:
     """Core's own keys of a table that also holds a plugin's settings."""
     if table in PHASE_TABLES:
-        return frozenset({PHASE_TABLES[table][1], *(NODE_KEYS if table == "trainer" else ())})
-    return frozenset({"use", *PLUGIN_TABLES[table][1].model_fields}) - {"spec"}
+        return frozenset({selector(table), *(NODE_KEYS if table == "trainer" else ())})
+    return frozenset({selector(table), *PLUGIN_TABLES[table][1].model_fields}) - {"spec"}
 
 
 def load_job(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Job:
@@ -160,7 +171,7 @@ class _Loader:
             "evaluation": tables["evaluation"],
             "checkpoint": tables["checkpoint"],
             "simulation": tables["simulation"],
-            **{name: self._plugin_table(name, tables[name]) for name in PLUGIN_TABLES},
+            **{name: self._plugin_table(name, tables[name]) for name in PLUGIN_TABLES if self._is_there(name)},
             "trainer": self._trainer(tables["trainer"]),
             "observers": self._observers(data.get("observers", ["console"])),
             "phases": self._phases(tables, steps),
@@ -174,6 +185,9 @@ class _Loader:
         self.error(f"{name} should be a table", (*path, name), fix=f"write a table [{name}] with keys below it")
         self.unreadable.add((*path, name))
         return {}
+
+    def _is_there(self, name: str) -> bool:
+        return name not in OPTIONAL_TABLES or name in self.sources.data
 
     def _refuse_misplaced(self, tables: dict[str, dict[str, Any]]) -> None:
         """A table that stands inside another one, and is missing where it belongs, is judged there."""
@@ -221,13 +235,13 @@ class _Loader:
 
     def _plugin_table(self, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
         role, _, default = PLUGIN_TABLES[name]
-        known = core_keys(name)
+        known, selecting = core_keys(name), selector(name)
         settings = {key: value for key, value in table.items() if key not in known}
-        core = {key: value for key, value in table.items() if key in known and key != "use"}
-        for key in sorted(known - set(core) - {"use"}):
+        core = {key: value for key, value in table.items() if key in known and key != selecting}
+        for key in sorted(known - set(core) - {selecting}):
             self._hint_missing(name, key, settings)
-        use = self._use(table, "use", default, role, (name, "use"))
-        return {**self._paths(core), "spec": self._spec(role, use, settings, (name, "use"))}
+        use = self._use(table, selecting, default, role, (name, selecting))
+        return {**self._paths(core), "spec": self._spec(role, use, settings, (name, selecting))}
 
     def _trainer(self, table: Mapping[str, Any]) -> dict[str, Any]:
         self.reported.add(("trainer", "use"))  # judged where each phase's trainer is put together

@@ -140,6 +140,14 @@ class TrainerConfig(Table):
     threads: Few = 1
 
 
+class QuantizationConfig(PluginConfig):
+    """``[quantization]``: weights are low-bit where answers are generated."""
+
+    align: bool = True
+    """The trainer computes with the low-bit weights as well, and trains those that they are made of; else it computes
+    with the latter, and its log-probs differ from the rollout's."""
+
+
 class BatchConfig(Table):
     """``[batch]``."""
 
@@ -272,6 +280,7 @@ class Job(Table):
     trainer: TrainerConfig
     storage: StorageConfig
     weights: PluginConfig
+    quantization: QuantizationConfig | None = None
     launcher: LauncherConfig
     stages: StagesConfig
     network: NetworkConfig
@@ -304,6 +313,7 @@ class Job(Table):
             "job": self.job.model_dump(),
             "model": self.model.model_dump(exclude_none=True),
             **{name: {**_selection(t.spec), **t.model_dump(exclude={"spec"})} for name, t in tables.items()},
+            "quantization": _quantization(self.quantization),
             "trainer": {**self.trainer.model_dump(), "use": _selection(self.phases[0].trainer)["use"]},
             "stages": self.stages.model_dump(),
             "network": self.network.model_dump(),
@@ -312,6 +322,13 @@ class Job(Table):
             "simulation": self.simulation.model_dump(exclude_unset=True),
             "phase": [_phase(phase) for phase in self.phases],
         }
+
+
+def _quantization(table: QuantizationConfig | None) -> dict[str, Any] | None:
+    if table is None:
+        return None
+    selection = _selection(table.spec)
+    return {"scheme": selection.pop("use"), "align": table.align, **selection}
 
 
 def _phase(phase: Phase) -> dict[str, Any]:

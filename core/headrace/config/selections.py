@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from headrace.config.inert import overridden, replaced
 from headrace.config.interpreters import check_interpreter
-from headrace.config.loading import PHASE_TABLES, core_keys
+from headrace.config.loading import PHASE_TABLES, core_keys, selector
 from headrace.config.schema import Job
 from headrace.contract import Plugin
 from headrace.errors import ConfigError, ContractError, HeadraceError
@@ -44,6 +44,7 @@ class Selections:
         self.rollout = self._select(job.rollout.spec, "rollout")
         for table in ("storage", "weights", "launcher"):
             self._select(getattr(job, table).spec, table)
+        self.quantization = self._select(job.quantization.spec, "quantization") if job.quantization else None
         for index, spec in enumerate(job.observers):
             self._select(spec, "", ("observers", index), ("observers",))
         phases = range(len(job.phases))
@@ -83,7 +84,7 @@ class Selections:
 
     def _of_phase(self, index: int, table: str) -> Selected | None:
         spec: PluginSpec = getattr(self.job.phases[index], table)
-        key = PHASE_TABLES[table][1]
+        key = selector(table)
         own: KeyPath = ("phase", index, table)
         replaced = self.job.written((*own, key)) and self.job.value((table, key)) != spec.use
         return self._select(spec, table, *((own,) if replaced else (own, (table,))))
@@ -113,11 +114,10 @@ class Selections:
         return selected if not self.lives_here(table) or self._preflight(selected) else None
 
     def _unusable(self, error: HeadraceError, role: str, table: str) -> None:
-        if table in PHASE_TABLES:  # the registry knows roles, not the key that a table selects with
-            key = PHASE_TABLES[table][1]
+        key = selector(table)
+        if key != "use":  # the registry knows roles, not the key that a table selects with
             error.fix = error.fix.replace("use = ", f"{key} = ")
-            if key != "use":
-                error.message = error.message.replace(f"no {role} named", f"no {role} {key} named")
+            error.message = error.message.replace(f"no {role} named", f"no {role} {key} named")
         self.errors.append(error)
 
     def _preflight(self, selected: Selected) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from headrace.contract.columns import Array
 from headrace.contract.generation import EngineHealth, GenerationOutput, GenerationRequest, RequestState
 from headrace.contract.plugin import Plugin
+from headrace.contract.quantization import LowBit, Quantization
 from headrace.contract.weights import WeightManifest
 
 
@@ -32,6 +33,8 @@ class InferenceCapabilities:
     """What it computes in; decides how closely its log-probs can match a trainer's."""
     max_length: int | None = None
     """Tokens of the longest sequence, prompt and answer together; None: as many as the model's own."""
+    low_bit: tuple[LowBit, ...] = ()
+    """Kinds of low-bit weights that it multiplies by as they arrive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,9 @@ class InferenceContext:
     """The policy version those weights are."""
     threads: int
     """Compute threads this process may use."""
+    quantization: Quantization | None = None
+    """Set: the weights of every update are those of this scheme, what it covers in parts. Those at ``model_path`` are
+    not, and no request asks for them."""
 
 
 class WeightUpdate(ABC):

@@ -15,6 +15,7 @@ from headrace.contract.loss import LossSpec
 from headrace.contract.metrics import Metric
 from headrace.contract.model import ModelFacts
 from headrace.contract.plugin import Plugin
+from headrace.contract.quantization import LowBit, Quantization
 from headrace.contract.weights import WeightSource
 
 CURRENT = "current"
@@ -35,6 +36,8 @@ class TrainingCapabilities:
     values: bool = False
     """It can keep a critic: the output ``values``, and ``LossInputs.values``."""
     dtype: str = "float32"
+    low_bit: tuple[LowBit, ...] = ()
+    """Kinds of low-bit weights that it can compute with while it trains others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,10 @@ class TrainingContext:
     values: bool = False
     """Keep a critic beside the policy, whose values are 0 before any training. It is in ``resume`` saves and in
     snapshots, and in no published weights and no export."""
+    quantization: Quantization | None = None
+    """Set: every forward pass, of snapshots too, computes with what this scheme makes of the weights, by the arithmetic
+    of its format; the gradient goes straight through to the weights themselves; and the weight source gives, of what
+    the scheme covers, the very parts that are computed with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

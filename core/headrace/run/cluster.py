@@ -21,7 +21,7 @@ from headrace.registry import build
 from headrace.run.autoscaling import Autoscaling
 from headrace.run.control import Access, offer, withdraw
 from headrace.run.directory import RunDirectory
-from headrace.run.plans import self_check_tolerance, stage_nodes
+from headrace.run.plans import aligned_scheme, self_check_tolerance, stage_nodes
 from headrace.run.recovery import Recovery
 from headrace.run.room import watch_room
 from headrace.run.scaling import Scaling
@@ -175,6 +175,8 @@ class Cluster:
                     threads=job.trainer.threads,
                     seed=job.job.seed,
                     dumps=str(self._directory.path / "not_finite"),
+                    quantization=job.quantization.spec if job.quantization else None,
+                    align=job.quantization is not None and job.quantization.align,
                 ),
                 python=job.trainer.python or sys.executable,
                 threads=job.trainer.threads,
@@ -223,6 +225,7 @@ class Cluster:
                     model_path=self.model_path,
                     publisher=self._publisher,
                     threads=rollout.threads,
+                    quantization=self._job.quantization.spec if self._job.quantization else None,
                 ),
                 python=rollout.python or sys.executable,
                 threads=rollout.threads,
@@ -250,7 +253,12 @@ class Cluster:
                 NodePlan(
                     name=name,
                     role="stage",
-                    setup=lambda: StageSetup(ledger=self._address, threads=job.trainer.threads, seed=job.job.seed),
+                    setup=lambda: StageSetup(
+                        ledger=self._address,
+                        threads=job.trainer.threads,
+                        seed=job.job.seed,
+                        quantization=aligned_scheme(job),
+                    ),
                     python=job.trainer.python or sys.executable,
                     threads=job.trainer.threads,
                 )

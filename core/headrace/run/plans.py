@@ -10,6 +10,7 @@ from headrace.contract import Environment
 from headrace.flow import FlowColumns
 from headrace.flow.stages import separable
 from headrace.graph.declared import engine_capabilities, interruption_of, needs_of, phase_stages, policy_of
+from headrace.registry import PluginSpec
 from headrace.run.columns import flow_columns
 from headrace.run.evaluation import EvaluationPlan
 from headrace.run.seeds import derive_seed
@@ -19,6 +20,8 @@ from headrace.services.stage_messages import StagePhase
 
 FLOAT32_TOLERANCE = 1e-3
 LOW_PRECISION_TOLERANCE = 0.25
+UNALIGNED_TOLERANCE = 5.0
+"""Where a low-bit rollout differs from its trainer by design, only garbage is told from weights that belong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +106,18 @@ def evaluation_plan(job: Job, tasks: int) -> EvaluationPlan:
 
 def self_check_tolerance(job: Job) -> float:
     """Nats per token by which trainer and engine may differ on the same tokens under the same weights."""
+    if job.quantization is not None:
+        return LOW_PRECISION_TOLERANCE if job.quantization.align else UNALIGNED_TOLERANCE
     dtypes = {
         engine_capabilities(job.rollout.spec).dtype,
         engine_capabilities(job.phases[0].trainer).dtype,
     }
     return FLOAT32_TOLERANCE if dtypes == {"float32"} else LOW_PRECISION_TOLERANCE
+
+
+def aligned_scheme(job: Job) -> PluginSpec | None:
+    """The scheme that the trainer computes in; None: its weights are as they are."""
+    return job.quantization.spec if job.quantization is not None and job.quantization.align else None
 
 
 def is_lockstep(phase: Phase) -> bool:

@@ -70,7 +70,7 @@ class Heartbeat(Message, frozen=True):
 
 
 class RolloutSetup(Message, frozen=True):
-    """How a rollout node starts its engine."""
+    """How a rollout node starts its engine. ``quantization``: the scheme that weights arrive in, where there is one."""
 
     engine: PluginSpec
     transport: PluginSpec
@@ -78,6 +78,7 @@ class RolloutSetup(Message, frozen=True):
     publisher: str
     """Address of the trainer's weight publisher."""
     threads: int
+    quantization: PluginSpec | None = None
 
 
 class Probe(Message, frozen=True):
@@ -94,8 +95,7 @@ class LoadCall(Message, frozen=True):
     version: int
     probe: Probe | None
     interruption: Interruption | None = None
-    """Set where a SwitchCall follows: an engine that has room for one version lets go of what is unfinished until then.
-    """
+    """Set where a SwitchCall follows: an engine with room for one version lets go of what is unfinished until then."""
 
 
 class VersionLoaded(Message, frozen=True):
@@ -113,7 +113,7 @@ class VersionLoaded(Message, frozen=True):
 
 
 class TrainerSetup(Message, frozen=True):
-    """What a trainer node needs before its first phase."""
+    """What a trainer node needs before its first phase. ``align``: it computes in the scheme that it publishes in."""
 
     transport: PluginSpec
     ledger: str
@@ -122,6 +122,8 @@ class TrainerSetup(Message, frozen=True):
     seed: int
     dumps: str
     """Folder for the rows of steps that were not finite."""
+    quantization: PluginSpec | None = None
+    align: bool = False
 
 
 class ScratchModel(Message, frozen=True):

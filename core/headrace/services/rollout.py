@@ -28,6 +28,7 @@ from headrace.errors import EngineError
 from headrace.registry import build
 from headrace.services.cohorts import Cohorts
 from headrace.services.interruptions import Interruptions
+from headrace.services.low_bit import build_scheme
 from headrace.services.messages import LoadCall, NodeSpec, RolloutSetup, VersionCall, VersionLoaded
 from headrace.services.moves import Moves
 from headrace.services.node import HEARTBEAT_SECONDS, NodeService
@@ -84,7 +85,13 @@ class RolloutService(NodeService):
     async def start(self) -> None:
         setup = self._setup
         await self._engine.start(
-            InferenceContext(name=self.name, model_path=setup.model_path, version=BASE_VERSION, threads=setup.threads)
+            InferenceContext(
+                name=self.name,
+                model_path=setup.model_path,
+                version=BASE_VERSION,
+                threads=setup.threads,
+                quantization=build_scheme(setup.quantization),
+            )
         )
         self._receiver = self._transport.receiver(self.transport_context(), setup.publisher)
         self.supervise(self._requests.collect(), "engine outputs")

@@ -14,6 +14,8 @@ class StageSetup(Message, frozen=True):
     """Where the ledger of the data plane is."""
     threads: int
     seed: int
+    quantization: PluginSpec | None = None
+    """The scheme that the trainer computes in; None: it does not."""
 
 
 class StagePhase(Message, frozen=True):

@@ -16,6 +16,7 @@ from headrace.contract import Algorithm, Batch, Column, Metric, TrainingContext,
 from headrace.contract.columns import ADVANTAGES, GROUP, LOSS_WEIGHTS, REFERENCE_LOGPROBS
 from headrace.flow.stages import ADVANTAGE, REFERENCE
 from headrace.registry import build
+from headrace.services.low_bit import build_scheme
 from headrace.services.prepared import prepared
 from headrace.services.scored import group_passes, row_passes, scored
 from headrace.services.stage_messages import StagePhase, StageSetup
@@ -49,7 +50,12 @@ class Reference(StageWork):
         self._phase = phase
         engine.start(
             TrainingContext(
-                name=REFERENCE, model_path=phase.model_path, seed=setup.seed, threads=setup.threads, total_steps=1
+                name=REFERENCE,
+                model_path=phase.model_path,
+                seed=setup.seed,
+                threads=setup.threads,
+                total_steps=1,
+                quantization=build_scheme(setup.quantization),
             )
         )
 

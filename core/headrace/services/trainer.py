@@ -21,11 +21,13 @@ from headrace.contract import (
     TrainingContext,
     TrainingEngine,
     WeightPublisher,
+    WeightSource,
     WeightTransport,
 )
 from headrace.dataplane import AsyncPlane
 from headrace.errors import RunError
 from headrace.registry import build, load
+from headrace.services.low_bit import LowBitSource, build_scheme
 from headrace.services.messages import (
     NodeSpec,
     PeerCall,
@@ -55,6 +57,7 @@ class TrainerService(NodeService):
         self._setup = msgspec.msgpack.decode(spec.setup, type=TrainerSetup)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._plane = AsyncPlane(self._setup.ledger, name=spec.id, connect=self.network.client)
+        self._scheme = build_scheme(self._setup.quantization)
         self._publisher: WeightPublisher | None = None
         self._engine: TrainingEngine | None = None
         self._phase: TrainingPhase | None = None
@@ -120,6 +123,7 @@ class TrainerService(NodeService):
                 threads=self._setup.threads,
                 total_steps=setup.total_steps,
                 values=values,
+                quantization=self._scheme if self._setup.align else None,
             )
         )
 
@@ -156,10 +160,15 @@ class TrainerService(NodeService):
         assert publisher is not None
 
         def work() -> Published:
-            manifest = publisher.publish(call.version, phase.engine.weight_source())
+            manifest = publisher.publish(call.version, self._weights(phase.engine))
             return Published(manifest=manifest, logprobs=phase.score(call.probe) if call.probe else None)
 
         return await self._on_engine_thread(work)
+
+    def _weights(self, engine: TrainingEngine) -> WeightSource:
+        """What engines get: an aligned trainer gives its low-bit weights itself."""
+        source = engine.weight_source()
+        return source if self._scheme is None or self._setup.align else LowBitSource(source, self._scheme)
 
     @rpc
     async def retire_version(self, call: VersionCall) -> None:

@@ -152,7 +152,7 @@ def test_weights_that_are_not_finite_stop_decoding_with_the_version_named(schedu
     scheduler = schedule(slots=1)
     scheduler.submit(unbegun([request_for("a", [1])]))
     with torch.no_grad():
-        scheduler._batches[0].model.output_weight[3] = float("nan")
+        scheduler._batches[0].model._norm.weight[3] = float("nan")
     with pytest.raises(EngineError, match="version 0") as caught:
         scheduler.step()
     assert caught.value.fix

@@ -1,0 +1,125 @@
+"""Products of low-bit values on this processor, chosen by trial: a kernel is used where it proves to be right.
+
+oneDNN multiplies bytes without a sign by bytes with one. Processors without VNNI add pairs of such products in 16 bits,
+which overflow when the first factors are above 127; there, what is above zero and what is below are multiplied apart,
+as further rows, so that weights are still read once. Invariant: sums of ``int8`` products are exact, and rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Product = Callable[[Tensor], Tensor]
+"""[T, I] → [T, O]."""
+
+INT4_GROUPS = (32, 64, 128, 256)
+"""Inputs to a scale that torch's kernel for packed int4 knows."""
+_INT4_OUTPUTS = 32
+"""It wants a multiple of them."""
+_ZERO = 8
+"""The stored value that stands for 0."""
+
+
+def int8_product(values: Tensor) -> Product:
+    """``values``: int8 [O, I], -127 to 127. The product takes int8 too, in the same range, and gives float32."""
+    if values.device.type == "cpu":
+        for way in _ONEDNN:
+            if _is_exact(way):
+                return way(values)
+    return _floating(values)
+
+
+def _floating(values: Tensor) -> Product:
+    """As float32 numbers: exact while sums are below 2^24, and off by its rounding beyond."""
+    weight = values.float()
+    return lambda x: F.linear(x.float(), weight)
+
+
+def _shifted(values: Tensor) -> Product:
+    """Inputs with 128 added; the kernel takes off again what that adds."""
+    multiply = _onednn(values, zero=128)
+    return lambda x: multiply((x.to(torch.int16) + 128).to(torch.uint8))
+
+
+def _parted(values: Tensor) -> Product:
+    """Inputs above zero, and those below without their sign, as further rows."""
+    multiply = _onednn(values, zero=0)
+
+    def product(x: Tensor) -> Tensor:
+        above, below = multiply(torch.cat((x.clamp(min=0), x.clamp(max=0).neg())).view(torch.uint8)).chunk(2)
+        return above - below
+
+    return product
+
+
+_ONEDNN = (_shifted, _parted)
+
+
+def _onednn(values: Tensor, *, zero: int) -> Product:
+    """Of uint8, whose ``zero`` stands for 0."""
+    ops = torch.ops.onednn
+    packed = ops.qlinear_prepack(values.contiguous(), None)
+    ones = torch.ones(len(values))
+    zeros = torch.zeros(len(values), dtype=torch.int64)
+
+    def multiply(x: Tensor) -> Tensor:
+        product: Tensor = ops.qlinear_pointwise(
+            x, 1.0, zero, packed, ones, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        return product
+
+    return multiply
+
+
+@cache
+def _is_exact(way: Callable[[Tensor], Product]) -> bool:
+    """Whether the kernel is there and gives the largest sums of each sign, and others, as they are."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randint(-127, 128, (64, 512), generator=generator, dtype=torch.int8)
+    x = torch.randint(-127, 128, (5, 512), generator=generator, dtype=torch.int8)
+    values[:2], x[:2] = 127, 127
+    values[1], x[1] = -127, -127
+    exact = (x.double() @ values.double().T).float()
+    try:
+        product = way(values)
+        return all(torch.equal(product(x[:rows]), exact[:rows]) for rows in (1, 5))
+    except (AttributeError, NotImplementedError, RuntimeError):  # this build of torch has no such kernel
+        return False
+
+
+def int4_product(values: Tensor, scales: Tensor, *, group: int) -> Product | None:
+    """``values``: int8 [O, I], -8 to 7; ``scales``: float32 [O, I / group]. Takes and gives float32, and reads weights
+    of four bits. None where torch has no kernel for these shapes, or none that is right."""
+    outputs, inputs = values.shape
+    fits = group in INT4_GROUPS and inputs % group == 0 and outputs % _INT4_OUTPUTS == 0
+    return _packed(values, scales, group) if fits and values.device.type == "cpu" and _int4_is_right() else None
+
+
+def _packed(values: Tensor, scales: Tensor, group: int) -> Product:
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(values.int() + _ZERO, 1)
+    by_group = torch.stack((scales.T, torch.zeros_like(scales.T)), dim=-1).contiguous()
+
+    def product(x: Tensor) -> Tensor:
+        found: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x.contiguous(), packed, group, by_group)
+        return found
+
+    return product
+
+
+@cache
+def _int4_is_right() -> bool:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randint(-8, 8, (64, 128), generator=generator, dtype=torch.int8)
+    scales = torch.rand(64, 4, generator=generator) + 0.5
+    x = torch.randn(3, 128, generator=generator)
+    weight = values.float() * scales.repeat_interleave(32, 1)
+    try:
+        found = _packed(values, scales, 32)(x)
+    except (AttributeError, NotImplementedError, RuntimeError):  # this build of torch has no such kernel
+        return False
+    return bool(torch.allclose(found, x @ weight.T, rtol=1e-4, atol=1e-3))
