@@ -25,6 +25,14 @@ class _Held:
     ended: float
 
 
+@dataclass(slots=True, eq=False)
+class _Hold:
+    """``taken``: all of them; ``wanted``: how many have asked for it and not given up."""
+
+    taken: asyncio.Future[_Held]
+    wanted: int = 0
+
+
 class Interruptions:
     """Of the requests that may move: those of trajectories that are rolled out, outside lockstep."""
 
@@ -34,7 +42,7 @@ class Interruptions:
         """What they are generated under at least."""
         self._turn = asyncio.Lock()
         """Held while requests are out of the engine: none comes in between."""
-        self._holding: asyncio.Future[_Held] | None = None
+        self._holding: _Hold | None = None
         """None when the engine has them all."""
 
     async def submit(self, call: GenerateCall) -> Pending:
@@ -55,11 +63,15 @@ class Interruptions:
         """Take all of them out of the engine, until :meth:`go_on`; what is held already stays so."""
         if self._holding is None:
             await self._turn.acquire()
-            self._holding = asyncio.ensure_future(self._take_all(with_kv=interruption.keep_kv))
+            self._holding = _Hold(asyncio.ensure_future(self._take_all(with_kv=interruption.keep_kv)))
+        holding = self._holding
+        holding.wanted += 1
         try:
-            await asyncio.shield(self._holding)
-        except BaseException:  # cancelled, when some are out and others on their way: all go on; raised again
-            await self.go_on()
+            await asyncio.shield(holding.taken)
+        except BaseException:  # cancelled, when some are out and others on their way; raised again
+            holding.wanted -= 1
+            if not holding.wanted and self._holding is holding:  # all go on, unless another wants them held
+                await self.go_on()
             raise
 
     async def _take_all(self, *, with_kv: bool) -> _Held:
@@ -85,11 +97,11 @@ class Interruptions:
         """Give the engine back what is held, even if whoever asks for it goes away meanwhile."""
         holding, self._holding = self._holding, None
         assert holding is not None, "only what is held goes on"
-        return await asyncio.shield(asyncio.ensure_future(self._give_back(holding)))
+        return await asyncio.shield(asyncio.ensure_future(self._give_back(holding.taken)))
 
-    async def _give_back(self, holding: asyncio.Future[_Held]) -> Switched:
+    async def _give_back(self, taken: asyncio.Future[_Held]) -> Switched:
         try:
-            held = await holding
+            held = await taken
             began = monotonic()
             again = [await self._resume(pending, state) for pending, state in held.requests]
             ended = monotonic()

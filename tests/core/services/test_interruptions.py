@@ -255,6 +255,44 @@ async def test_a_load_that_is_given_up_while_requests_are_taken_out_leaves_all_o
     assert spans((await instance.ask("generate", asking("next", 3, version=1))).completion) == [(1, 0, TOKENS)]
 
 
+class SlowTakes:
+    """Requests come out of an instance's engine as soon as ``free`` is set."""
+
+    def __init__(self, instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.free, self.asked = asyncio.Event(), 0
+        self._take = instance.service._requests.take
+        monkeypatch.setattr(instance.service._requests, "take", self._slow)
+
+    async def _slow(self, pending: Any, **named: Any) -> Any:
+        self.asked += 1
+        await self.free.wait()
+        return await self._take(pending, **named)
+
+
+@pytest.mark.parametrize("given_up", [2, 1], ids=["both", "one"])
+async def test_of_two_that_wait_for_the_same_requests_to_come_out_each_may_give_up(
+    start: Start, monkeypatch: pytest.MonkeyPatch, given_up: int
+) -> None:
+    instance = await start(live_versions=2)
+    answer = await begun(instance, asking(version=0))
+    await load(instance, 1)
+    takes, holds = SlowTakes(instance, monkeypatch), instance.service._interruptions
+    waiting = [asyncio.create_task(holds.hold(RECOMPUTE)) for _ in range(2)]
+    await until(lambda: takes.asked > 0)
+    for hold in waiting[:given_up]:
+        hold.cancel()
+    await asyncio.sleep(0)
+    takes.free.set()
+    await asyncio.wait(waiting)
+    assert [hold.cancelled() for hold in waiting] == [True, given_up == 2]
+    assert takes.asked == 1
+    assert bool(instance.engine._open) == (given_up == 2), "held as long as one of them wants it"
+    if given_up == 1:
+        await holds.go_on()
+    instance.decodes.set()
+    assert spans(await completed(answer)) == [(0, 0, TOKENS)]
+
+
 async def test_a_version_that_is_loaded_again_before_the_switch_finds_the_requests_held(start: Start) -> None:
     instance = await start(live_versions=1)
     answer = await begun(instance, asking(version=0))
