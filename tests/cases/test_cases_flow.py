@@ -21,7 +21,7 @@ def multi_version(max_staleness: int, outstanding_batches: float | None = None) 
 
 
 def flow_of(
-    policy: MultiVersion | Synchronous,
+    policy: MultiVersion | Synchronous | Windowed,
     *,
     batch_groups: int,
     group_size: int = 1,
@@ -234,6 +234,23 @@ def test_F08_a_window_of_two_updates_keeps_three_versions_and_trains_the_oldest_
         store(flow, ticket)
     assert flow.view().ready == {8: 3, 9: 3, 10: 3}
     assert [began[group] for _ in range(3) for group in train_and_publish(flow).groups] == 3 * [8] + 3 * [9] + 3 * [10]
+
+
+def test_F08_what_is_older_and_still_runs_is_waited_for_and_what_is_newer_is_not() -> None:
+    flow = flow_of(Windowed(Windowed.Settings(max_staleness=2)), batch_groups=3, version=8)
+    running: dict[int, Ticket] = {}
+    for version in (8, 9, 10):
+        *others, running[version] = tickets(flow)
+        for ticket in others:
+            store(flow, ticket)
+        if version < 10:
+            assert {group // 3 for group in train_and_publish(flow).groups} == {version - 8}
+    for version in (8, 9, 10):
+        assert flow.view().in_flight == {left: 1 for left in running if left >= version}
+        assert flow.view().ready == {left: 2 for left in running if left >= version}
+        assert take(flow) is None, "what would fill the batch is newer than what still runs"
+        store(flow, running[version])
+        assert running[version].group in train_and_publish(flow).groups
 
 
 def test_F08_nothing_falls_out_of_the_window_because_it_waits_for_what_would() -> None:
