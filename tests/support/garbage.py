@@ -18,6 +18,7 @@ from headrace.dataplane.messages import (
     Notes,
     Put,
     Share,
+    StatsCall,
 )
 from headrace.wire import Limits, encode
 from headrace.wire.messages import Call
@@ -38,7 +39,7 @@ MESSAGES: dict[str, list[tuple[str, object]]] = {
     "ledger": [
         ("create", SPEC),
         ("describe", "phase"),
-        ("stats", "phase"),
+        ("stats", StatsCall("phase")),
         ("lost", LostCall("phase", 0, 0.0, 0)),
         ("lease", LeaseCall("phase", "train", 1, 1, 0.01, 1.0)),
         ("lease", LeaseCall("phase", "train", 2, 2, 0.01, 1.0, share=Share(0, 1, 2))),

@@ -37,6 +37,7 @@ from headrace.dataplane.messages import (
     PartitionSpec,
     PartitionState,
     PartitionStats,
+    StatsCall,
     UnitFigures,
     Unkept,
 )
@@ -164,9 +165,9 @@ class LedgerService:
         return self._partition(call.partition, call.made).lost(call.seen, call.wait)
 
     @rpc
-    def stats(self, partition: str) -> PartitionStats:
+    def stats(self, call: StatsCall) -> PartitionStats:
         """Where a partition stands."""
-        found = self._partition(partition)
+        found = self._partition(call.partition, call.made)
         ledger = found.ledger
         return PartitionStats(
             rows=ledger.buffered,

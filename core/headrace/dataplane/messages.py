@@ -115,11 +115,12 @@ class Noted(Message, frozen=True):
 
 
 class Fetch(Message, frozen=True):
-    """A read: these columns of these rows of a partition."""
+    """A read: these columns of these rows of a partition. ``made``: as in :class:`Put`."""
 
     rows: Array
     columns: tuple[str, ...]
     partition: str
+    made: int = 0
 
 
 class Share(Message, frozen=True):
@@ -227,6 +228,13 @@ class LostCall(Message, frozen=True):
     """As in :class:`Described`: of which of the partitions that bore the name, one after another."""
     wait: float
     seen: int
+
+
+class StatsCall(Message, frozen=True):
+    """Where a partition stands. ``made``: as in :class:`Put`."""
+
+    partition: str
+    made: int = 0
 
 
 class PartitionStats(Message, frozen=True):

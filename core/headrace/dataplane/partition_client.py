@@ -27,6 +27,7 @@ from headrace.dataplane.messages import (
     Put,
     Ready,
     Share,
+    StatsCall,
 )
 from headrace.dataplane.ordering import Order, lease_in_order
 from headrace.dataplane.rows import Rows, check_rows, lease_ref
@@ -58,7 +59,8 @@ class Partition:
         described = self._describe()
         check_place(described, *shard)
         self.spec: PartitionSpec = described.spec
-        self._made = described.made
+        self._made = self._made_at_units = described.made
+        """At the ledger; and at units, which know the partition of all shards as one."""
         self._ledgers = described.shards
         self._units = UnitClients(connections, lambda deadline: self._describe(deadline).units)
         self._units.show(described.units)
@@ -113,7 +115,7 @@ class Partition:
         while (left := end - monotonic()) > 0:
             number = self._units.next(left)
             wait = left - min(_TOLD_EARLIER, left / 4)
-            put = Put(self.name, ids, dict(columns), version, made=self._made, once=once, wait=wait)
+            put = Put(self.name, ids, dict(columns), version, made=self._made_at_units, once=once, wait=wait)
             try:
                 return self._put(number, put, left)
             except DeadlineError as error:
@@ -257,8 +259,8 @@ class Partition:
 
     def get(self, held: Rows, columns: Sequence[str] | None = None, *, deadline: float = DEADLINE) -> Batch:
         """Values of leased rows: ``columns``, by default all that the consumer reads. LostRowsError when a unit has
-        lost them. Arrays may be read-only views of memory that the unit shares; they are valid until the rows are
-        acknowledged or released, or the lease expires."""
+        lost them, ContractError when they are of a ledger's earlier life. Arrays may be read-only views of memory that
+        the unit shares; they are valid until the rows are acknowledged or released, or the lease expires."""
         check_rows(held)
         reads = self.spec.consumers[held.consumer]
         wanted = reads if columns is None else as_names(columns, f"consumer {held.consumer!r}")
@@ -282,7 +284,8 @@ class Partition:
         meanwhile = self._units.meanwhile(unit, rows)
         with self._units.noticing(unit, rows, deadline):
             segments = self._units.segments(unit, deadline, rows)
-            return Reading(client, segments, Fetch(rows, columns, self.name), deadline=deadline, meanwhile=meanwhile)
+            fetch = Fetch(rows, columns, self.name, self._made_at_units)
+            return Reading(client, segments, fetch, deadline=deadline, meanwhile=meanwhile)
 
     def _gather(self, rows: Array, columns: tuple[str, ...], units: Array, deadline: float) -> Batch:
         """From several units at once."""
@@ -346,9 +349,8 @@ class Partition:
 
     def stats(self, *, deadline: float = DEADLINE) -> PartitionStats:
         """Rows, bytes, leases, what is ready and who waits."""
-        return self.ledger.call(
-            "stats", self.name, reply=PartitionStats, deadline=deadline, awaiting="the ledger's figures"
-        )
+        call = StatsCall(self.name, self._made)
+        return self.ledger.call("stats", call, reply=PartitionStats, deadline=deadline, awaiting="the ledger's figures")
 
     def unit_stats(self, *, deadline: float = DEADLINE) -> list[StorageStats]:
         """Rows and bytes that each unit holds, of all partitions."""

@@ -35,6 +35,14 @@ def not_taken(error: HeadraceError) -> Noted:
     return Noted(failed=to_failure(0, error))
 
 
+def too_large(nbytes: int, capacity: int) -> RunError:
+    """Of a put, to its producer."""
+    return RunError(
+        f"a put of {nbytes} bytes can never fit a storage unit of {capacity}",
+        fix="put fewer rows at once, or give the unit a larger capacity",
+    )
+
+
 def full(unit: int, held: int, capacity: int, waiting: int, pending: Pending) -> DeadlineError:
     """Of a unit that keeps ``held`` bytes, to the producer of a put that found no room in time."""
     return DeadlineError(

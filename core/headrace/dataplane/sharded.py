@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from copy import copy
 from time import monotonic
 from typing import TypeVar
 
@@ -22,7 +21,7 @@ import numpy as np
 
 from headrace.contract import Array, Batch, Column, StorageStats
 from headrace.dataplane.asking import as_ids, check_columns
-from headrace.dataplane.messages import LeaseCall, LookCall, Noted, PartitionStats, Ready
+from headrace.dataplane.messages import LeaseCall, LookCall, Noted, PartitionStats, Ready, StatsCall
 from headrace.dataplane.ordering import Order
 from headrace.dataplane.partition_client import DEADLINE, GRACE, LEASE_SECONDS, Partition
 from headrace.dataplane.rows import Rows
@@ -38,9 +37,11 @@ class ShardedPartition(Partition):
 
     def __init__(self, shards: Sequence[Partition]) -> None:
         self._shards = shards
-        self._home = copy(shards[0])
-        """What puts: units know the partition of all shards as one."""
-        self._home._made = made_of([shard._made for shard in shards])
+        self._home = shards[0]
+        """What puts."""
+        whole = made_of([shard._made for shard in shards])
+        for shard in shards:
+            shard._made_at_units = whole
         self.name = self._home.name
         self.spec = self._home.spec
         self._made = 0
@@ -215,7 +216,8 @@ class ShardedPartition(Partition):
 
     def stats(self, *, deadline: float = DEADLINE) -> PartitionStats:
         """A call that waits for a lease waits at all shards, and is counted once."""
-        found = self._ask_all("stats", [self.name] * len(self._shards), PartitionStats, deadline)
+        calls = [StatsCall(self.name, shard._made) for shard in self._shards]
+        found = self._ask_all("stats", calls, PartitionStats, deadline)
         consumers = list(self.spec.consumers)
         return PartitionStats(
             rows=sum(stats.rows for stats in found),

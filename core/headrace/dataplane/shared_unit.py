@@ -49,7 +49,7 @@ class SharedUnitService(UnitService):
     @rpc
     def locate(self, fetch: Fetch) -> Any:
         """:meth:`get` that sends only what is small, and says where the rest lies."""
-        return self._when_kept(lambda: self._located(fetch))
+        return self._when_kept(fetch, self._located)
 
     def _located(self, fetch: Fetch) -> Found:
         found = self._found(fetch)

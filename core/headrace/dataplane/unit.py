@@ -22,8 +22,8 @@ from headrace.contract import Array, Batch, Column, Region, Storage, StorageStat
 from headrace.dataplane.links import LedgerLink, settled
 from headrace.dataplane.messages import Described, Fetch, Join, Noted, Notes, Put, UnitFigures, Unkept
 from headrace.dataplane.pending import Pending
-from headrace.dataplane.refusals import full
-from headrace.dataplane.schema import Schema
+from headrace.dataplane.refusals import full, too_large
+from headrace.dataplane.schema import Schema, check_made
 from headrace.dataplane.traffic import PUT, SENT, Traffic
 from headrace.errors import DeadlineError, HeadraceError, LostRowsError, RunError
 from headrace.wire import rpc
@@ -108,7 +108,7 @@ class UnitService:
         if not (new and self._capacity) or self._has_room(pending.nbytes):
             self._note(pending)
         elif pending.nbytes > self._capacity:
-            self._end(pending, _too_large(pending.nbytes, self._capacity))
+            self._end(pending, too_large(pending.nbytes, self._capacity))
         else:
             self._full.append(pending)
             pending.promise().add_done_callback(lambda _: self._leave(pending))
@@ -303,20 +303,23 @@ class UnitService:
     @rpc
     def get(self, fetch: Fetch) -> Any:
         """Read."""
-        return self._when_kept(lambda: self._sent(fetch))
+        return self._when_kept(fetch, self._sent)
 
     def _sent(self, fetch: Fetch) -> Batch:
         batch = self.read(fetch)
         self._traffic.add(SENT, fetch.partition, batch.columns)
         return batch
 
-    def _when_kept(self, read: Callable[[], T]) -> T | asyncio.Future[T]:
+    def _when_kept(self, fetch: Fetch, read: Callable[[Fetch], T]) -> T | asyncio.Future[T]:
+        schema = self._schemas.get(fetch.partition)
+        if schema is not None:
+            check_made(fetch.partition, fetch.made, schema.made)
         try:
-            return read()
+            return read(fetch)
         except LostRowsError:
             if self._told is None:
                 raise
-            return asyncio.ensure_future(_later(read, self._told))
+            return asyncio.ensure_future(_later(fetch, read, self._told))
 
     @rpc
     def delete(self, rows: Array) -> None:
@@ -372,13 +375,6 @@ def stored_names(partition: str, columns: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{partition}/{column}" for column in columns)
 
 
-def _too_large(nbytes: int, capacity: int) -> RunError:
-    return RunError(
-        f"a put of {nbytes} bytes can never fit a storage unit of {capacity}",
-        fix="put fewer rows at once, or give the unit a larger capacity",
-    )
-
-
 def _gone() -> RunError:
     return RunError("whoever put these rows is gone")
 
@@ -392,7 +388,7 @@ def lost_rows(error: KeyError) -> LostRowsError:
     return LostRowsError(f"a storage unit has not all of the rows it was asked for: {error.args[0]}")
 
 
-async def _later(read: Callable[[], T], told: asyncio.Future[list[Noted]]) -> T:
+async def _later(fetch: Fetch, read: Callable[[Fetch], T], told: asyncio.Future[list[Noted]]) -> T:
     """The ledger may have offered rows whose acceptance is still on its way here."""
     await asyncio.wait([told])  # by then it was heard, whose callback is the older one, and its values are kept
-    return read()
+    return read(fetch)

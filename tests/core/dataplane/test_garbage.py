@@ -22,7 +22,7 @@ import zmq
 
 from headrace.contract import Array, Ragged
 from headrace.dataplane import ColumnSchema, DataPlane, Partition, PartitionSpec
-from headrace.dataplane.messages import Described, Fetch, LeaseCall, LeaseRef, LostCall, Note, Notes, Put
+from headrace.dataplane.messages import Described, Fetch, LeaseCall, LeaseRef, LostCall, Note, Notes, Put, StatsCall
 from headrace.dataplane.serve import serve_ledger, serve_unit
 from headrace.errors import ContractError, DeadlineError, HeadraceError, RunError
 from headrace.wire import BlockingClient, Keys, RefusedError, Server, tcp_address
@@ -262,7 +262,7 @@ def spec(**changes: Any) -> PartitionSpec:
         (tell("release", LeaseRef("phase", 1 << 60)), RunError, "not held"),
         (tell("extend", LeaseRef("phase", 99, 1.0)), RunError, "not held"),
         (tell("describe", "none"), ContractError, "no partition"),
-        (tell("stats", ""), ContractError, "no partition"),
+        (tell("stats", StatsCall("")), ContractError, "no partition"),
         (tell("lost", LostCall("none", 1, 0.0, 0)), ContractError, "no partition"),
         (tell("create", spec(columns={"a": ColumnSchema("float33")})), ContractError, "float33"),
         (

@@ -54,6 +54,8 @@ def test_what_is_held_of_a_ledger_s_earlier_life_touches_no_row_of_its_next(
         lambda: scorer.put({"x": ones(2)}),
         lambda: scorer.drop(before[-1].tolist()),
         lambda: scorer.lease("score", len(rows), deadline=1.0),
+        lambda: scorer.get(held),
+        scorer.stats,
     ]
     if len(world.ledgers) == 1:
         refused += [lambda: scorer.first_batch("train")]
