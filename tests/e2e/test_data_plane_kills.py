@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+
+from support.kill_checks import Books, violations
 
 SOAK = Path(__file__).parents[1] / "soak" / "data_plane_kills.py"
 
@@ -20,3 +23,11 @@ def test_nothing_is_lost_unnamed_or_done_twice_while_consumers_and_units_are_kil
     assert any("unit" in kill for kill in outcome["kills"])
     assert any("train" in kill or "score" in kill for kill in outcome["kills"])
     assert outcome["figures"]["groups_lost"] + outcome["figures"]["puts_without_answer"] > 0
+
+
+def test_a_lost_group_that_nobody_knows_is_one_that_a_put_may_have_left_behind() -> None:
+    lost = Counter([7, 8])
+    assert violations(Books(lost=lost, moves=1)) == [
+        "2 lost groups were never put; 0 puts had no answer, and puts moved 1 times"
+    ]
+    assert violations(Books(lost=lost, moves=2)) == []

@@ -171,11 +171,14 @@ def _issue(partition: Partition, journal: Journal, prompt: int, first: int) -> N
             "tokens": Ragged.from_arrays(tokens),
         }
         journal.write("asked", prompt=prompt, issue=issue, sums=sums)
+        moves = partition.moves
         try:
             rows = partition.put(columns, deadline=PUT_SECONDS).tolist()
         except (DeadlineError, LostRowsError) as error:
             journal.write("unanswered", prompt=prompt, issue=issue, error=str(error))
             continue
+        finally:
+            journal.write("moved", times=partition.moves - moves)
         journal.write_rows("put", rows, prompt=[prompt] * GROUP, issue=[issue] * GROUP, sum=sums)
         return
 

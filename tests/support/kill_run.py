@@ -49,8 +49,6 @@ class KillRun:
         self._producers: dict[str, BaseProcess] = {}
         self._ledger: BaseProcess | None = None
         self._started = 0
-        self._units_gone = 0
-        """Killed or given up."""
 
     def run(self, seconds: float) -> Outcome:
         """Kill for ``seconds``, let all come to rest, and check."""
@@ -66,7 +64,7 @@ class KillRun:
             self._end_all()
         books = read_books(self._directory)
         self.outcome.figures = figures(books)
-        self.outcome.violations += violations(books, units_gone=self._units_gone)
+        self.outcome.violations += violations(books)
         self.outcome.seconds = time.monotonic() - begun
         return self.outcome
 
@@ -119,7 +117,6 @@ class KillRun:
         if self._chance.random() < UNIT_SHARE:
             name = self._chance.choice(sorted(self._units))
             self._kill(self._units.pop(name))
-            self._units_gone += 1
             self._start_unit()
         else:
             name = self._chance.choice(sorted(self._consumers))
@@ -143,7 +140,6 @@ class KillRun:
             log = (self._directory / f"{name}.log").read_text()
             if name in self._units and "was given up" in log:
                 del self._units[name]
-                self._units_gone += 1
                 self._start_unit()
                 self.outcome.kills.append(f"{name} was given up")
             elif process.exitcode == 0 and self._may_end(name):

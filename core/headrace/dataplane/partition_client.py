@@ -66,11 +66,18 @@ class Partition:
         self._units.show(described.units)
         self._told = 0
         """Groups that :meth:`lost` has told of."""
+        self._moves = 0
 
     @property
     def ledger(self) -> BlockingClient:
         """Of the partition's ledger."""
         return self._connections.client()
+
+    @property
+    def moves(self) -> int:
+        """How often a put of this object has gone on to another unit, because its unit was gone. Each time that unit
+        may have kept new rows as well, whose groups :meth:`lost` names then, and nobody else knows."""
+        return self._moves
 
     def put(
         self,
@@ -130,6 +137,7 @@ class Partition:
                     raise DeadlineError(
                         f"storage unit {number} is gone, and has not said what became of a put", fix=_ONCE
                     ) from error
+                self._moves += 1
         raise DeadlineError(
             "the storage unit that was to keep rows is gone, and no time is left for another", fix=_ONCE
         )

@@ -48,6 +48,10 @@ class ShardedPartition(Partition):
         """Each shard says its own."""
         self._turns = itertools.count()
 
+    @property
+    def moves(self) -> int:
+        return self._home.moves
+
     def try_put(
         self,
         columns: Mapping[str, Column],

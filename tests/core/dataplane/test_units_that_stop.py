@@ -76,6 +76,7 @@ def test_a_put_to_a_unit_that_is_gone_goes_to_another_and_is_there_once(
     partition = processes.plane.create(SPEC)
     processes.signal(1, how)
     row = put(partition, deadline=20)
+    assert partition.moves == 1
     if how == signal.SIGSTOP:
         processes.signal(1, signal.SIGCONT)  # it finds the put, and is told that it is not in service any more
     assert partition.lease("train", 2, at_least=1).rows.tolist() == [row]
@@ -126,4 +127,5 @@ def test_where_another_ledger_may_still_hear_of_it_only_a_put_with_a_name_goes_t
         with pytest.raises(DeadlineError, match="has not said what became of a put") as told:
             put(partition, 1000)
         assert "once=" in told.value.fix
+    assert partition.moves == bool(once)
     world.close()
