@@ -17,6 +17,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from numbers import Integral
 from time import monotonic
 from typing import NamedTuple, Self
@@ -75,14 +76,21 @@ class Stream:
             )
         self._consumer = consumer
         self._step_groups = step_groups
-        self._columns = columns
-        self._token_budget = token_budget
-        self._min_version = min_version
         self._seconds = seconds
         self._rank, self._ranks = rank, ranks
-        self._order = order
         self._process = os.getpid()
         self._desk, self._source = connect(), connect()
+        self._take = partial(
+            self._source.take,
+            consumer,
+            columns=columns,
+            at_least=1,
+            token_budget=token_budget,
+            min_version=min_version,
+            seconds=seconds,
+            order=order,
+            deadline=_TURN_SECONDS,
+        )
         self._fetched: queue.Queue[_Fetched | BaseException] = queue.Queue(maxsize=ahead)
         self._missing = 0
         """Groups that the rank's step still lacks."""
@@ -205,18 +213,8 @@ class Stream:
     def _fetch(self, groups: int, batch: int) -> _Fetched | None:
         self._extend()
         try:
-            rows, values = self._source.take(
-                self._consumer,
-                groups,
-                columns=self._columns,
-                at_least=1,
-                token_budget=self._token_budget,
-                min_version=self._min_version,
-                seconds=self._seconds,
-                share=Share(batch, self._rank, self._ranks) if self._ranks > 1 else None,
-                order=self._order,
-                deadline=_TURN_SECONDS,
-            )
+            share = Share(batch, self._rank, self._ranks) if self._ranks > 1 else None
+            rows, values = self._take(groups, share=share)
         except SilenceError:  # of the ledger, which says within a turn that there is nothing
             raise
         except (DeadlineError, LostRowsError):  # those of the groups that were not lost are ready again
