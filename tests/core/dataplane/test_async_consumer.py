@@ -12,7 +12,7 @@ import pytest
 
 from headrace.contract import Ragged, Storage
 from headrace.dataplane import AsyncConsumer, AsyncPlane, ColumnSchema, LedgerService, PartitionSpec
-from headrace.dataplane.messages import Put
+from headrace.dataplane.messages import Put, StatsCall
 from headrace.dataplane.shared import SHARED_BYTES
 from headrace.dataplane.shared_unit import unit_service
 from headrace.errors import LostRowsError, RunError
@@ -53,7 +53,7 @@ class Served:
         await self.plane.put("rl", {"logprobs": logprobs}, rows=rows)
 
     def ready(self, consumer: str) -> int:
-        return self.ledger.stats("rl").ready[consumer]
+        return self.ledger.stats(StatsCall("rl")).ready[consumer]
 
 
 @asynccontextmanager

@@ -146,16 +146,18 @@ async def test_output_goes_to_the_log_up_to_a_bound(
 async def test_a_cancelled_caller_has_its_waiting_episodes_withdrawn(
     pool: Pool, task: MakeTask, episode: Episode, tmp_path: Path
 ) -> None:
-    os.mkfifo(tmp_path / "gate")
+    for gate in ("begun", "go on"):
+        os.mkfifo(tmp_path / gate)
     scoring = pool()
     await scoring.start()
     note = "(here / 'done').open('a').write({!r})"
-    first = task("(here / 'gate').open('w').close()\n" + note.format("first "))
+    first = task("(here / 'begun').open('w').close()\n(here / 'go on').read_bytes()\n" + note.format("first "))
     caller = asyncio.create_task(scoring.score_many([(first, episode), (task(note.format("never ")), episode)]))
-    await asyncio.to_thread((tmp_path / "gate").read_bytes)  # returns when the first is being scored
+    await asyncio.to_thread((tmp_path / "begun").read_bytes)  # returns when the first is being scored
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
+    await asyncio.to_thread((tmp_path / "go on").write_bytes, b"")
     await scoring.score(task(note.format("last")), episode)
     assert (tmp_path / "done").read_text() == "first last"
 
