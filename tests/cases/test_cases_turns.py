@@ -24,7 +24,16 @@ EPISODE = Episode(
     finish_reason="stop",
 )
 MEMBER = Member(trajectory=8, task=0, instance="", seed=0)
-ITEM = WorkItem(kind="rollout", group=4, version=1, split="train", members=[MEMBER], max_new_tokens=8, temperature=1.0)
+ITEM = WorkItem(
+    kind="rollout",
+    group=4,
+    version=1,
+    split="train",
+    columns=("turn_rewards",),
+    members=[MEMBER],
+    max_new_tokens=8,
+    temperature=1.0,
+)
 
 
 def test_E09_the_rewards_of_three_turns_reach_the_estimator_and_add_up() -> None:

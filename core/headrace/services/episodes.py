@@ -42,7 +42,7 @@ def finished(item: WorkItem, member: Member, episode: Episode, started: float) -
 
 
 def rows_of(item: WorkItem, members: Sequence[Member], episodes: Sequence[Episode], scores: Sequence[Score]) -> Batch:
-    """The rows of members of an item, one of each."""
+    """The rows of members of an item, one of each; of what not every algorithm reads, only what the item asks for."""
     masks = [_trained(episode, mask_older=item.mask_older) for episode in episodes]
     logprobs = [np.where(mask, e.logprobs, 0) for mask, e in zip(masks, episodes, strict=True)]
     oldest = [min((s.version for s in e.spans), default=item.version) for e in episodes]
@@ -51,12 +51,14 @@ def rows_of(item: WorkItem, members: Sequence[Member], episodes: Sequence[Episod
         LOSS_MASK: Ragged.from_arrays(masks, dtype=bool),
         BEHAVIOUR_LOGPROBS: Ragged.from_arrays(logprobs, dtype=np.float32),
         REWARD: np.array([s.reward for s in scores], dtype=np.float32),
-        TURN_REWARDS: Ragged.from_arrays(list(map(_turn_rewards, episodes, scores)), dtype=np.float32),
         GROUP: np.full(len(episodes), item.group, dtype=np.int64),
         VERSION: np.array(oldest, dtype=np.int64),
-        TOKEN_VERSIONS: Ragged.from_arrays([token_versions(e) for e in episodes], dtype=np.int32),
         TRUNCATED: np.array([e.finish_reason == "length" for e in episodes], dtype=bool),
     }
+    if TURN_REWARDS in item.columns:
+        columns[TURN_REWARDS] = Ragged.from_arrays(list(map(_turn_rewards, episodes, scores)), dtype=np.float32)
+    if TOKEN_VERSIONS in item.columns:
+        columns[TOKEN_VERSIONS] = Ragged.from_arrays([token_versions(e) for e in episodes], dtype=np.int32)
     return Batch(rows=np.array([m.trajectory for m in members], dtype=np.int64), columns=columns)
 
 

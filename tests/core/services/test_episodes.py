@@ -19,6 +19,7 @@ def item(*, mask_older: bool = False) -> WorkItem:
         kind="rollout",
         group=4,
         version=6,
+        columns=("token_versions",),
         split="train",
         members=[MEMBER],
         max_new_tokens=8,
