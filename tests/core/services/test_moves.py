@@ -185,6 +185,18 @@ async def test_other_weights_are_told_apart_by_the_offer_and_nothing_is_sent_for
     assert (await target.ask("generate", asking())).completion is not None
 
 
+async def test_a_request_that_moved_is_of_the_try_that_it_was_of(pair: Pair) -> None:
+    source, target = await pair({}, {})
+    answer = await begun(source, asking())
+    target.decodes.clear()
+    await move(source, target, attempt=2)
+    assert (await answer).moved == target.address
+    arrived = target.service._requests.get("r")
+    assert arrived is not None
+    assert arrived.attempt == 2
+    target.decodes.set()
+
+
 async def test_a_trajectory_that_waits_for_nothing_is_sent_on_with_its_next_request(pair: Pair) -> None:
     source, target = await pair({}, {})
     assert await move(source, target) == Moved()
