@@ -2,8 +2,9 @@
 
 With inputs rounded per token, s_t = max|x_t| / largest and q_t = round(x_t / s_t):
 
-    int8 by int8     y = s_t * s_o * (q_t . q_o)      sums of integers
-    otherwise        y = x̂ ŵᵀ                         sums of float32; x̂ = s_t * q_t, or x itself
+    int8 by int8          y = s_t * s_o * (q_t . q_o)    sums of integers
+    int4, in bfloat16     y = s_t * (q_t ŵᵀ), or x ŵᵀ    ŵ rounded to bfloat16, sums of float32
+    otherwise             y = x̂ ŵᵀ                       sums of float32; x̂ = s_t * q_t, or x itself
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from headrace.contract.quantization import LARGEST, PACKED, SCALE, VALUES, LowBi
 from headrace_torch.arrays import as_tensor
 from headrace_torch.low_bit.kernels import Product, int4_product, int8_product
 
+_FEW_TOKENS = 4
+"""Up to here weights of four bits are read as they are; for more tokens unpacking them anew takes longer than reading
+them in bfloat16: at 8 of them as long, at 64 five to seven times."""
 _SMALLEST = torch.finfo(torch.float32).tiny
 
 
@@ -83,6 +87,9 @@ class LowBitWeight:
     @cached_property
     def numbers(self) -> Tensor:
         """ŵ, float32 [O, I]."""
+        return self._dequantised()
+
+    def _dequantised(self) -> Tensor:
         by_weight = self.scales.repeat_interleave(self.group, 1)[:, : self.values.shape[1]]
         return self.values.float() * by_weight
 
@@ -92,16 +99,27 @@ class LowBitWeight:
         keep."""
         if self.kind == self.activations == "int8" and self.scales.shape[1] == 1:
             return _integers(int8_product(self.values), self.scales.T.contiguous())
-        packed = int4_product(self.values, self.scales, group=self.group) if self.kind == "int4" else None
-        return _floats(packed or _by(self.numbers), self.activations)
+        if self.kind == "int4":
+            return lambda x: self._narrow(x) if x.dtype == torch.bfloat16 else self._wide(x)
+        return self._wide
+
+    def _wide(self, x: Tensor) -> Tensor:
+        return F.linear(self.inputs(x), self.numbers).to(x.dtype)
+
+    @cached_property
+    def _narrow(self) -> Product:
+        """Of bfloat16, by int4."""
+        weight = self._dequantised().bfloat16()
+        few = int4_product(self.values, self.scales, group=self.group)
+
+        def multiply(x: Tensor) -> Tensor:
+            return few(x) if few is not None and len(x) <= _FEW_TOKENS else F.linear(x, weight)
+
+        return _scaled(multiply, self.activations) if self.activations else multiply
 
     def inputs(self, x: Tensor) -> Tensor:
         """What the product multiplies by, float32 [T, I]."""
         return rounded(x, self.activations).numbers() if self.activations else x.float()
-
-
-def _by(weight: Tensor) -> Product:
-    return lambda x: F.linear(x, weight)
 
 
 def _integers(multiply: Product, scales: Tensor) -> Product:
@@ -114,10 +132,12 @@ def _integers(multiply: Product, scales: Tensor) -> Product:
     return product
 
 
-def _floats(multiply: Product, activations: LowBit | None) -> Product:
+def _scaled(multiply: Product, activations: LowBit) -> Product:
+    """Of rounded inputs, each of which bfloat16 has as it is; their scales come after the sum."""
+
     def product(x: Tensor) -> Tensor:
-        inputs = rounded(x, activations).numbers() if activations else x.float()
-        return multiply(inputs).to(x.dtype)
+        values, own = rounded(x, activations)
+        return (multiply(values.bfloat16()) * own).to(x.dtype)
 
     return product
 
