@@ -19,8 +19,8 @@ counts is the median of the rounds' ratios, since the machine's own speed change
 A lease here is acknowledged afterwards, outside the measured time. ``growth`` is of the ledger alone, in this process:
 a lease of 64 rows with 1,000 and with 1,000,000 rows outstanding, and its memory per row. ``steady`` is of a plane of
 its own: ``slope``, bytes by which the serving process grows per cycle of put, take and acknowledge, of 2,000;
-``claims``, leases of one row a second by two clients with 100,000 rows outstanding; ``shares``, rows of a consumer that
-is twice as fast to those of the other.
+``claims``, leases of one row a second by two client processes with 100,000 rows outstanding; ``shares``, rows of a
+consumer that is twice as fast to those of the other.
 
 ``make transfer-queue`` sets up an interpreter for ``--transfer-queue``, without which TransferQueue is left out. It too
 has two storage units, over tcp, which is all that it offers; ``transfer_queue_side.py`` says how it is used.

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import zmq
@@ -61,11 +61,22 @@ def run_unit(address: str, shared: str, ledger: str | list[str], keys: Keys | No
     asyncio.run(serve_unit(address, storage(shared), ledger=ledger, keys=keys, ready=reached.put))
 
 
-class Ours:
-    """A data plane by its ledger's address, or those of its shards. ``process``: the first ledger's."""
+class PlaneAddress(NamedTuple):
+    """Where a data plane is: its ledger, or the shards of it."""
 
-    def __init__(self, ledger: str | list[str], keys: Keys | None, process: int) -> None:
-        self._ledger, self._keys, self.process = ledger, keys, process
+    ledger: str | list[str]
+    keys: Keys | None
+
+    def connect(self) -> DataPlane:
+        """One thread's view."""
+        return DataPlane(self.ledger, connect=lambda at: BlockingClient(at, keys=self.keys))
+
+
+class Ours:
+    """``process``: the first ledger's."""
+
+    def __init__(self, at: PlaneAddress, process: int) -> None:
+        self.at, self.process = at, process
         self._producer, self._consumer = self.connect(), self.connect()
         self._partitions: dict[str, Partition] = {}
 
@@ -92,7 +103,7 @@ class Ours:
 
     def connect(self) -> DataPlane:
         """Another thread's view."""
-        return DataPlane(self._ledger, connect=lambda at: BlockingClient(at, keys=self._keys))
+        return self.at.connect()
 
     def partition(self, load: Workload) -> Partition:
         """What takes the rows of a workload."""
@@ -127,7 +138,7 @@ def our_plane(folder: Path, *, units: int, keys: Keys | None, shared: str = "", 
         for number in range(units):
             started(run_unit, address(f"unit-{number}"), shared, ledgers)
         assert processes[0].pid is not None
-        yield Ours(ledgers, keys, processes[0].pid)
+        yield Ours(PlaneAddress(ledgers, keys), processes[0].pid)
     finally:
         for process in processes:
             process.kill()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import statistics
 import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
 from functools import partial
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import numpy as np
-from sides import CONSUMER, Ours
+from sides import CONSUMER, Ours, PlaneAddress
 from timing import rate
 from workloads import Workload
 
@@ -42,18 +44,27 @@ def growth(outstanding: int) -> tuple[float, float]:
     return statistics.median(seconds), used / outstanding
 
 
-def claims(plane: Ours, outstanding: int = 100_000, each: int = 1000) -> float:
-    """Leases of one row a second by two clients, over the wire, with ``outstanding`` rows there all the while."""
+def claims(plane: Ours, outstanding: int = 100_000, each: int = 5000) -> float:
+    """Leases of one row a second by two client processes, over the wire, with ``outstanding`` rows there all the
+    while."""
     partition = _numbers(plane, "claims")
     for _ in range(outstanding // 1000):
         partition.put({"number": np.arange(1000)})
+    spawn = multiprocessing.get_context("spawn")
+    start = spawn.Barrier(3)
+    claimers = [spawn.Process(target=_claim, args=(plane.at, each, start), daemon=True) for _ in range(2)]
+    for claimer in claimers:
+        claimer.start()
+    start.wait(60)
+    return rate(2 * each, 1, lambda: [claimer.join() for claimer in claimers])
 
-    def claim() -> None:
-        mine = plane.connect().partition("claims")
-        for _ in range(each):
-            mine.lease(CONSUMER, 1)
 
-    return rate(2 * each, 1, lambda: _together([claim, claim]))
+def _claim(plane: PlaneAddress, each: int, start: Barrier) -> None:
+    partition = plane.connect().partition("claims")
+    partition.release(partition.lease(CONSUMER, 1))  # connected by then
+    start.wait()
+    for _ in range(each):
+        partition.lease(CONSUMER, 1)
 
 
 def shares(plane: Ours, seconds: float = 4.0) -> float:
