@@ -2,10 +2,11 @@
 
     OMP_NUM_THREADS=1 python tests/benchmarks/quantized_rollout.py [--json] [--runs 3] [--models small,medium,large]
 
-Each arm is an engine that serves the same random weights: in float32, in bfloat16, and low-bit under each scheme. An
-arm decodes ``batch`` requests of equal length at a time, on one thread, after a prompt of a few tokens. Arms alternate,
-and seconds are this process's CPU seconds: other work on the machine must not count. What stands in brackets is the
-rate over that of float32; the faster of the two full precisions is the one to beat.
+Each arm is an engine that serves the same random weights: in float32 or bfloat16, as they are or low-bit under a
+scheme, where everything that is not low-bit has the engine's dtype. An arm decodes ``batch`` requests of equal length
+at a time, on one thread, after a prompt of a few tokens. Arms alternate, and seconds are this process's CPU seconds:
+other work on the machine must not count. What stands in brackets is the rate over that of the faster of the two full
+precisions.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from typing import Literal
 
 import ml_dtypes
 import numpy as np
@@ -51,6 +53,16 @@ SCHEMES: dict[str, Quantization] = {
     "w4a8": W4A8(W4A8.Settings()),
     "fp8_e4m3": Fp8E4M3(Fp8E4M3.Settings()),
 }
+ARMS: dict[str, tuple[str, Literal["float32", "bfloat16"]]] = {
+    "float32": ("", "float32"),
+    "bfloat16": ("", "bfloat16"),
+    "w8a8_int8": ("w8a8_int8", "float32"),
+    "w8a8_int8 in bfloat16": ("w8a8_int8", "bfloat16"),
+    "w4a16_int4 in bfloat16": ("w4a16_int4", "bfloat16"),
+    "w4a8 in bfloat16": ("w4a8", "bfloat16"),
+    "fp8_e4m3": ("fp8_e4m3", "float32"),
+}
+"""Scheme, if any, and dtype of the rest. Of int4 there is a kernel for bfloat16 alone, of float8 none."""
 
 
 def model_of(size: str) -> Decoder:
@@ -85,14 +97,15 @@ class Weights(WeightSource):
 
 async def engine_of(directory: str, model: Decoder, arm: str) -> TorchInferenceEngine:
     """An engine that got the weights as a run's engine gets them."""
-    scheme = SCHEMES.get(arm)
-    settings = TorchInferenceSettings(slots=max(BATCHES), dtype="bfloat16" if arm == "bfloat16" else "float32")
-    engine = TorchInferenceEngine(settings)
+    name, dtype = ARMS[arm]
+    scheme = SCHEMES.get(name)
+    engine = TorchInferenceEngine(TorchInferenceSettings(slots=max(BATCHES), dtype=dtype))
     await engine.start(InferenceContext(name=arm, model_path=directory, version=-1, threads=1, quantization=scheme))
     source: WeightSource = Weights(model)
     tensors = dict((LowBitSource(source, scheme) if scheme else source).tensors())
-    if arm == "bfloat16":
-        tensors = {name: tensor.astype(ml_dtypes.bfloat16) for name, tensor in tensors.items()}
+    if dtype == "bfloat16":
+        own = [n for n, _ in model.named_parameters() if n in tensors and tensors[n].dtype == np.float32]
+        tensors |= {n: tensors[n].astype(ml_dtypes.bfloat16) for n in own}
     infos = tuple(tensor_info(name, tensor) for name, tensor in tensors.items())
     manifest = WeightManifest(version=0, tensors=infos, nbytes=0, digest=manifest_digest(infos))
     update = await engine.begin_update(manifest)
@@ -131,7 +144,7 @@ async def measure(size: str, runs: int) -> dict[str, dict[int, float]]:
     found: dict[str, dict[int, list[float]]] = {}
     with tempfile.TemporaryDirectory() as directory:
         save_model(model, directory, like=None)
-        engines = {arm: await engine_of(directory, model, arm) for arm in ("float32", "bfloat16", *SCHEMES)}
+        engines = {arm: await engine_of(directory, model, arm) for arm in ARMS}
         for run in range(runs + 1):
             for batch in BATCHES:
                 for arm, engine in engines.items():
@@ -157,9 +170,10 @@ def main() -> None:
         return
     print(", ".join(f"{kind} by {way}" for kind, way in used.items()))
     for size, arms in measured.items():
+        full = {batch: max(arms["float32"][batch], arms["bfloat16"][batch]) for batch in BATCHES}
         for arm, rates in arms.items():
-            cells = [f"{rates[b]:8.0f} ({rates[b] / arms['float32'][b]:4.2f} x)" for b in BATCHES]
-            print(f"{size:7} {arm:11}" + "".join(cells))
+            cells = [f"{rates[batch]:8.0f} ({rates[batch] / full[batch]:4.2f} x)" for batch in BATCHES]
+            print(f"{size:7} {arm:22}" + "".join(cells))
 
 
 if __name__ == "__main__":
