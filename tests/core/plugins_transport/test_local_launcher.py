@@ -149,11 +149,13 @@ async def test_the_caller_of_wait_may_give_up(launch: Launch) -> None:
 
 
 DRIVER = """
-    import asyncio, os, sys
+    import asyncio, os, signal, sys
     from headrace.contract import NodeLaunch, NoSettings
     from headrace_launchers.local import LocalLauncher
 
     async def main():
+        # As the supervisor does. The handler of asyncio.run does not wake a loop that is just about to wait.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, asyncio.current_task().cancel)
         nodes = []
         for number in range(3):
             launch = NodeLaunch(name=f"node-{number}", python=sys.executable, arguments=("-c", sys.argv[2]),

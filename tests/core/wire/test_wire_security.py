@@ -74,7 +74,7 @@ async def test_keys_also_guard_an_ipc_address(tmp_path: Path) -> None:
     with pytest.raises(
         DeadlineError, match=r"the handshake failed: the server has another key .* or one side has none"
     ) as told:
-        await client.call("tell", reply=str, deadline=0.2)
+        await client.call("tell", reply=str, deadline=1.0)
     assert "the keys of one run" in told.value.fix
     await client.close()
     await server.close()
@@ -103,7 +103,7 @@ async def test_a_peer_with_the_server_s_public_key_but_another_client_key_gets_n
     address = await server.start()
     half = {**other.to_dict(), "server_public": keys.server_public}
     with pytest.raises(DeadlineError, match="the handshake failed: the server does not know this client's key") as told:
-        await tell(address, Keys.from_dict(half), deadline=0.2)
+        await tell(address, Keys.from_dict(half), deadline=1.0)
     assert "the keys of one run" in told.value.fix
     await soon(lambda: server.refused == {"wrong key": 1})
     assert service.asked == 0
@@ -117,7 +117,7 @@ async def test_a_peer_with_another_server_key_gets_nothing_is_counted_and_hears_
     server = Server(service, address=tcp_address("127.0.0.1"), keys=keys)
     address = await server.start()
     with pytest.raises(DeadlineError, match="the handshake failed: the server has another key"):
-        await tell(address, Keys.generate(), deadline=0.2)
+        await tell(address, Keys.generate(), deadline=1.0)
     await soon(lambda: set(server.refused) == {"wrong key"})
     assert service.asked == 0
     assert await tell(address, keys) == "secret"
