@@ -23,12 +23,12 @@ from headrace.errors import ContractError, WireError
 from headrace.wire.address import check_address
 from headrace.wire.codec import check_limits, decoder_for, encode_call
 from headrace.wire.failures import from_failure
-from headrace.wire.handshakes import ClientHandshakes, silence
+from headrace.wire.handshakes import ClientHandshakes, connect_watched, silence
 from headrace.wire.keys import Keys
 from headrace.wire.limits import DEFAULT_LIMITS, Limits
 from headrace.wire.messages import Call, Cancel, Failure, Reply, check_deadline
 from headrace.wire.refusal import RefusedError
-from headrace.wire.sockets import Context, Socket, connect_socket
+from headrace.wire.sockets import Context, Socket
 
 R = TypeVar("R")
 
@@ -206,8 +206,9 @@ class BlockingClient:
         if self._socket is None:
             self._milliseconds = 0
             context: Context = zmq.Context.instance()
-            self._socket = connect_socket(context, self._address, keys=self._keys, limits=self._limits)
-            self._handshakes = ClientHandshakes(context, self._socket)
+            self._socket, self._handshakes = connect_watched(
+                context, self._address, keys=self._keys, limits=self._limits
+            )
         return self._socket
 
     def _wait_at_most(self, seconds: float) -> None:

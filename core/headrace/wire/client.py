@@ -21,12 +21,12 @@ from headrace.wire.arrays import Buffer
 from headrace.wire.codec import TypedDecoder, check_limits, decoder_for, encode_call
 from headrace.wire.endpoint import Endpoint
 from headrace.wire.failures import from_failure
-from headrace.wire.handshakes import ClientHandshakes, silence
+from headrace.wire.handshakes import ClientHandshakes, connect_watched, silence
 from headrace.wire.keys import Keys
 from headrace.wire.limits import DEFAULT_LIMITS, Limits
 from headrace.wire.messages import Call, Cancel, Failure, Reply, check_deadline
 from headrace.wire.refusal import RefusedError
-from headrace.wire.sockets import Context, connect_socket
+from headrace.wire.sockets import Context
 
 logger = logging.getLogger(__name__)
 
@@ -116,8 +116,7 @@ class Client:
             raise ValueError(f"the client of {self._address} belongs to another event loop")
         if self._endpoint is None:
             context: Context = zmq.Context.instance()
-            socket = connect_socket(context, self._address, keys=self._keys, limits=self._limits)
-            self._handshakes = ClientHandshakes(context, socket)
+            socket, self._handshakes = connect_watched(context, self._address, keys=self._keys, limits=self._limits)
             self._endpoint = Endpoint(socket, limits=self._limits, head=1, deliver=self._deliver)
         return self._endpoint
 

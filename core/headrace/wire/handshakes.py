@@ -11,12 +11,13 @@ from collections import Counter
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from headrace.errors import SilenceError
+from headrace.errors import SilenceError, WireError
 from headrace.wire.endpoint import Endpoint
+from headrace.wire.keys import Keys
 from headrace.wire.limits import Limits
 from headrace.wire.messages import SILENCE_FIX
 from headrace.wire.refusal import NO_HANDSHAKE, WRONG_KEY
-from headrace.wire.sockets import Context, Socket
+from headrace.wire.sockets import Context, Socket, client_socket, connect
 
 _SUCCEEDED = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 _PROTOCOL, _AUTH = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL), int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
@@ -81,6 +82,22 @@ class ClientHandshakes:
         """It got in, or the socket is about to be closed."""
         self._monitor.end()
         self._monitor.told.close()
+
+
+def connect_watched(
+    context: Context, address: str, *, keys: Keys | None, limits: Limits
+) -> tuple[Socket, ClientHandshakes]:
+    """A DEALER that connects to ``address``, now or when somebody listens there. It is watched from before it connects:
+    ZeroMQ gives a connection up for good when a handshake fails, and tells of it once."""
+    socket = client_socket(context, address, keys=keys, limits=limits)
+    handshakes = ClientHandshakes(context, socket)
+    try:
+        connect(socket, address)
+    except WireError:
+        handshakes.close()
+        socket.close(linger=0)
+        raise
+    return socket, handshakes
 
 
 def silence(message: str, handshakes: ClientHandshakes | None) -> SilenceError:

@@ -62,8 +62,8 @@ def bound_address(socket: Socket) -> str:
     return bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
 
 
-def connect_socket(context: Context, address: str, *, keys: Keys | None, limits: Limits) -> Socket:
-    """A DEALER that connects to ``address``, now or when somebody listens there."""
+def client_socket(context: Context, address: str, *, keys: Keys | None, limits: Limits) -> Socket:
+    """A DEALER that is to be connected to ``address``."""
     check_address(address, keys=keys)
     socket = _socket(context, zmq.DEALER, address, limits)
     if keys is not None:
@@ -72,11 +72,25 @@ def connect_socket(context: Context, address: str, *, keys: Keys | None, limits:
         socket.curve_secretkey = keys.client_secret.encode()
     socket.reconnect_ivl = _RECONNECT_MS
     socket.reconnect_ivl_max = _RECONNECT_MAX_MS
+    return socket
+
+
+def connect(socket: Socket, address: str) -> None:
+    """Now, or when somebody listens there. WireError when that cannot be."""
     try:
         socket.connect(address)
     except zmq.ZMQError as error:
-        socket.close(linger=0)
         raise WireError(f"cannot connect to {address}: {error.strerror}") from error
+
+
+def connect_socket(context: Context, address: str, *, keys: Keys | None, limits: Limits) -> Socket:
+    """A DEALER that connects to ``address``, now or when somebody listens there."""
+    socket = client_socket(context, address, keys=keys, limits=limits)
+    try:
+        connect(socket, address)
+    except WireError:
+        socket.close(linger=0)
+        raise
     return socket
 
 
