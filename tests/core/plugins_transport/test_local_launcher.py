@@ -154,8 +154,6 @@ DRIVER = """
     from headrace_launchers.local import LocalLauncher
 
     async def main():
-        # As the supervisor does. The handler of asyncio.run does not wake a loop that is just about to wait.
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, asyncio.current_task().cancel)
         nodes = []
         for number in range(3):
             launch = NodeLaunch(name=f"node-{number}", python=sys.executable, arguments=("-c", sys.argv[2]),
@@ -164,6 +162,7 @@ DRIVER = """
         print("launched", flush=True)
         await nodes[0].wait()
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in a shell's background ignore it
     asyncio.run(main())
 """
 

@@ -96,7 +96,7 @@ async def test_closing_a_pool_ends_what_earlier_scores_left_running(
 
 
 POOL_PROCESS = """
-import asyncio, sys
+import asyncio, signal, sys
 import numpy as np
 from headrace.contract import EnvironmentContext, Episode, Task
 from headrace.services.scoring import ScoringPool
@@ -110,6 +110,7 @@ async def main(folder, code):
                       finish_reason="stop")
     await pool.score(Task(id="t", data={"code": code}), episode)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in a shell's background ignore it
 asyncio.run(main(*sys.argv[1:]))
 """
 
