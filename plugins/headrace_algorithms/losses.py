@@ -51,7 +51,7 @@ def policy_loss(inputs: LossInputs, **settings: Any) -> LossOutput:
     moved = (current.detach() if chosen.loss == "clipped" else anchor) - behaviour
     correction = correct(moved, inputs.sequence, inputs.sequences, chosen)
     ratio = policy_ratio(current - anchor, inputs.sequence, inputs.sequences, level=chosen.ratio_level)
-    metrics = mismatch_metrics(moved, inputs.sequence, inputs.sequences)
+    metrics = mismatch_metrics(moved, behaviour, inputs.sequence, inputs.sequences)
     metrics["mismatch/outside_share"] = (correction.bounded.sum(), tokens, "mean")
     metrics["mismatch/rejected_share"] = ((~correction.keep).sum(), tokens, "mean")
     if chosen.loss == "importance":

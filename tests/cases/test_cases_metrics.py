@@ -115,6 +115,10 @@ def test_L07_the_default_set_is_reported_and_finite() -> None:
         "mismatch/effective_sample_share",
         "mismatch/outside_share",
         "mismatch/rejected_share",
+        "mismatch/tail_share",
+        "mismatch/error_token_share",
+        "mismatch/abs_logprob_diff_mean_from_1",
+        "mismatch/sequence_log_ratio_from_1",
     } == set(metrics)
     assert all(math.isfinite(m.value) for m in metrics.values())
     values = {name: m.value for name, m in metrics.items()}

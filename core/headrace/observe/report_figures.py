@@ -342,6 +342,16 @@ def training(data: RunData) -> list[Panel]:
         dtick=1,
         tickformat=".0e",
     )
+    by_length = series.figure(
+        [
+            series.metric(f"mismatch/sequence_log_ratio_from_{least}", f"from {least} tokens", colour)
+            for least, colour in ((1, "blue"), (16, "green"), (128, "orange"), (1024, "purple"))
+        ],
+        y="|Σ Δ log-prob| (nats)",
+        type="log",
+        dtick=1,
+        tickformat=".0e",
+    )
     entropy = series.figure(
         [series.metric("policy/entropy", "entropy", "blue")], y="entropy (nats)", rangemode="tozero"
     )
@@ -356,6 +366,7 @@ def training(data: RunData) -> list[Panel]:
     )
     panels = [
         _panel("Mismatch of trainer and rollout", "Per token; contains the drift over the row's staleness.", mismatch),
+        _panel("Mismatch of whole answers", "By length: what is added up over an answer's tokens.", by_length),
         _panel("Groups that teach nothing", "All members have the same reward, so no advantage.", groups),
         _panel("Loss", "Per training batch. A policy-gradient loss need not fall.", loss),
         _panel("Gradient norm", "Before clipping.", norm),
