@@ -2,7 +2,8 @@
 
 With d_t = log trainer(t) - log behaviour(t): in the first step of an on-policy batch any d but rounding is a
 fault (kernels, precision, temperature, alignment); later it also holds the policy's own movement. Small steady
-gaps multiply over a sequence, which is what ``sequence_ratio_max`` shows, and what is said of sequences by their length.
+gaps multiply over a sequence, which is what ``sequence_ratio_max`` shows, and what is said of sequences by their
+length.
 """
 
 from __future__ import annotations
