@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from demo import JobTable, progress, records, reinforce_job, run_job, use_two_cores, warmed_up
+from kept import Kept
 
 STALENESS = (0, 2, 8)
 LOSSES: Mapping[str, Mapping[str, Any]] = {
@@ -153,41 +153,19 @@ def outcome(batches: Sequence[Mapping[str, Any]], events: Iterable[Mapping[str, 
     )
 
 
-class Kept:
-    """Outcomes in a JSON file, rewritten whole after every cell. SystemExit when it holds cells of other settings."""
-
-    def __init__(self, file: Path, settings: Mapping[str, int]) -> None:
-        self._file = file
-        self._settings = dict(settings)
-        self.outcomes: dict[Cell, Outcome] = {}
-        if file.exists():
-            content = json.loads(file.read_text())
-            if content["settings"] != self._settings:
-                raise SystemExit(f"{file} is of {content['settings']}, not {self._settings}; use another --work")
-            self.outcomes = {_cell(cell): Outcome(**values) for cell, values in content["cells"].items()}
-
-    def add(self, cell: Cell, outcome: Outcome) -> None:
-        """Keep it."""
-        self.outcomes[cell] = outcome
-        cells = {str(cell): asdict(outcome) for cell, outcome in sorted(self.outcomes.items())}
-        fresh = self._file.with_suffix(".new")
-        fresh.write_text(json.dumps({"settings": self._settings, "cells": cells}, indent=1))
-        os.replace(fresh, self._file)
-
-
 def measure(cells: Iterable[Cell], work: Path, *, batches: int, prompts: int) -> dict[Cell, Outcome]:
     """Outcomes of ``cells``; runs those that are not kept in ``work`` yet."""
     work.mkdir(parents=True, exist_ok=True)
-    kept, wanted = Kept(work / "cells.json", {"batches": batches, "prompts": prompts}), list(cells)
+    kept, wanted = Kept(work / "cells.json", {"batches": batches, "prompts": prompts}, Outcome), list(cells)
     for number, cell in enumerate(wanted):
-        if cell not in kept.outcomes:
-            kept.add(cell, run_cell(cell, work, batches=batches, prompts=prompts))
-        found = kept.outcomes[cell]
+        if str(cell) not in kept.outcomes:
+            kept.add(str(cell), run_cell(cell, work, batches=batches, prompts=prompts))
+        found = kept.outcomes[str(cell)]
         progress(
             f"{number + 1}/{len(wanted)} {cell}: accuracy {found.accuracy_before:.3f} -> {found.accuracy:.3f}, "
             f"staleness {found.mean_staleness:.2f}"
         )
-    return {cell: kept.outcomes[cell] for cell in wanted}
+    return {cell: kept.outcomes[str(cell)] for cell in wanted}
 
 
 # ---------------------------------------------------------------- output

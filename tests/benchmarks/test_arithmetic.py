@@ -11,10 +11,12 @@ import cpu_clock
 import end_to_end
 import heavy_tail
 import pytest
+import quantized_arms
 import staleness_accuracy
 from end_to_end import Measured
 from fixed_staleness import FixedStaleness
-from staleness_accuracy import Cell, Kept, Outcome
+from kept import Kept
+from staleness_accuracy import Cell, Outcome
 
 from headrace.config import load_job
 from headrace.config.toml import dumps
@@ -129,11 +131,15 @@ def test_the_cpu_clock_finds_this_process_and_its_parent() -> None:
     assert seconds > 0
 
 
-def test_the_jobs_of_both_benchmarks_are_jobs(tmp_path: Path) -> None:
+def test_the_jobs_of_benchmarks_are_jobs(tmp_path: Path) -> None:
     jobs = list(end_to_end.jobs(tmp_path, seed=1, batches=3).values())
     jobs += [
         staleness_accuracy.cell_job(Cell(2, loss, 0), tmp_path, batches=3, prompts=8)
         for loss in staleness_accuracy.LOSSES
+    ]
+    jobs += [
+        quantized_arms.arm_job(arm, tmp_path, seed=0, batches=3, prompts=8)
+        for arm in quantized_arms.every_arm().values()
     ]
     for job in jobs:
         (tmp_path / "job.toml").write_text(dumps(job))
@@ -167,10 +173,10 @@ def test_an_outcome_is_read_from_the_first_and_the_last_evaluation() -> None:
 
 def test_kept_cells_are_there_in_the_next_call_and_belong_to_their_settings(tmp_path: Path) -> None:
     file = tmp_path / "cells.json"
-    Kept(file, {"batches": 3}).add(Cell(8, "importance", 2), OUTCOME)
-    assert Kept(file, {"batches": 3}).outcomes == {Cell(8, "importance", 2): OUTCOME}
+    Kept(file, {"batches": 3}, Outcome).add("8:importance:2", OUTCOME)
+    assert Kept(file, {"batches": 3}, Outcome).outcomes == {"8:importance:2": OUTCOME}
     with pytest.raises(SystemExit, match="use another --work"):
-        Kept(file, {"batches": 4})
+        Kept(file, {"batches": 4}, Outcome)
 
 
 def test_cells_are_chosen_by_bound_loss_and_seed() -> None:
