@@ -20,7 +20,7 @@ Metrics = dict[str, tuple[Any, Any, Reduction]]
 
 TAIL = 0.5
 """Nats from which on a token counts as of the tail: its ratio is beyond what any clip lets through."""
-IMPROBABLE, PROBABLE = -9.0, -3.0
+IMPROBABLE, PROBABLE = -6.0, -3.0
 """Log-probs of an error token: at most the first for the trainer, at least the second for who sampled it."""
 LENGTHS = (1, 16, 128, 1024)
 """The least tokens of the sequences that are told of together."""
