@@ -192,17 +192,23 @@ async def _gone(process: asyncio.subprocess.Process, mark: str) -> int | None:
     its mark."""
     if process.stdin is not None:
         process.stdin.close()
-    with suppress(ProcessLookupError):
-        process.send_signal(signal.SIGCONT)  # a guard that was stopped could not see it
+    _send(process, signal.SIGCONT)  # a guard that was stopped could not see it
     code: int | None = None
     with suppress(TimeoutError):
         code = await asyncio.wait_for(process.wait(), END_DEADLINE)
     if code is None:
-        with suppress(ProcessLookupError):
-            process.kill()
+        _send(process, signal.SIGKILL)
     if code is None or code < 0:
         await asyncio.to_thread(kill_marked, mark)
     return code
+
+
+def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Not by ``process.send_signal``, which takes the exit code of a process that has ended away from who waits for it:
+    asyncio then says 255."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)
 
 
 def _log(path: str) -> BinaryIO:
