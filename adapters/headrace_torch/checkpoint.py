@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from headrace.errors import EngineError
 from headrace_torch.model import Decoder, ModelConfig
 
-_WEIGHTS = "model.safetensors"
+WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _COPIED = (
     "tokenizer*",
@@ -41,16 +43,51 @@ def load_model(path: str, *, dtype: torch.dtype, device: str) -> Decoder:
     config = ModelConfig.from_directory(path)
     with torch.device("meta"):
         model = Decoder(config)
-    expected = {name: parameter.shape for name, parameter in model.named_parameters()}
-    found = {name: t for name, t in _read_tensors(Path(path)).items() if not _derived(name, expected)}
+    with stored_tensors(path, {name: p.shape for name, p in model.named_parameters()}) as stored:
+        model.load_state_dict({n: t[:].to(device=device, dtype=dtype) for n, t in stored.items()}, assign=True)
+    return model.requires_grad_(True)
+
+
+class StoredTensor(Protocol):
+    """A tensor in a file, of which a slice can be read without the rest."""
+
+    def get_shape(self) -> list[int]:
+        """Lengths of its dimensions."""
+
+    def __getitem__(self, index: slice) -> Tensor: ...
+
+
+@contextmanager
+def stored_tensors(path: str, expected: Mapping[str, torch.Size]) -> Iterator[Mapping[str, StoredTensor]]:
+    """The tensors of a Hugging Face directory, of which nothing is read yet. EngineError when there are none, or they
+    are not exactly these, or cannot be read."""
+    directory = Path(path)
+    with ExitStack() as files:
+        try:
+            found: dict[str, StoredTensor] = {}
+            for shard in _shards(directory):
+                file = files.enter_context(safe_open(str(directory / shard), framework="pt"))
+                found |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # it is no dictionary
+            yield _fitting(path, found, expected)
+        except (OSError, SafetensorError) as error:
+            raise EngineError(
+                f"weights cannot be read: {error}",
+                origin=path,
+                fix=f"the directory needs {WEIGHTS}, or {_INDEX} and the shards it names",
+            ) from error
+
+
+def _fitting(
+    path: str, found: Mapping[str, StoredTensor], expected: Mapping[str, torch.Size]
+) -> Mapping[str, StoredTensor]:
+    found = {name: tensor for name, tensor in found.items() if not _derived(name, expected)}
     missing, surplus = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
     if missing or surplus:
         raise _mismatch(path, f"missing {missing[:5]}, unexpected {surplus[:5]}")
     for name, shape in expected.items():
-        if found[name].shape != shape:
-            raise _mismatch(path, f"{name} has shape {tuple(found[name].shape)}, expected {tuple(shape)}")
-    model.load_state_dict({n: t.to(device=device, dtype=dtype) for n, t in found.items()}, assign=True)
-    return model.requires_grad_(True)
+        if tuple(found[name].get_shape()) != tuple(shape):
+            raise _mismatch(path, f"{name} has shape {tuple(found[name].get_shape())}, expected {tuple(shape)}")
+    return found
 
 
 def save_model(model: Decoder, path: str, *, like: str | None) -> None:
@@ -61,16 +98,21 @@ def save_model(model: Decoder, path: str, *, like: str | None) -> None:
     """
     target = Path(path)
     target.mkdir(parents=True, exist_ok=True)
-    values = model.config.to_json()
-    if like is not None:
-        values = _original_config(like, model.config)
-        _copy_side_files(Path(like), target)
     dtype = str(model.model.embed_tokens.weight.dtype).removeprefix("torch.")
+    write_side_files(target, model.config, dtype=dtype, like=like)
+    tensors = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
+    save_file(tensors, str(target / WEIGHTS), metadata={"format": "pt"})
+
+
+def write_side_files(target: Path, config: ModelConfig, *, dtype: str, like: str | None) -> None:
+    """All of a Hugging Face directory but the weights, as :func:`save_model` does."""
+    values = config.to_json()
+    if like is not None:
+        values = _original_config(like, config)
+        _copy_side_files(Path(like), target)
     values.pop("torch_dtype", None)
     values["dtype"] = dtype
     (target / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    tensors = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
-    save_file(tensors, str(target / _WEIGHTS), metadata={"format": "pt"})
 
 
 def create_weights(model: Decoder, seed: int) -> None:
@@ -88,27 +130,15 @@ def create_weights(model: Decoder, seed: int) -> None:
                 parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
 
 
-def _derived(name: str, expected: dict[str, torch.Size]) -> bool:
+def _derived(name: str, expected: Mapping[str, torch.Size]) -> bool:
     """Tensors that some checkpoints carry though they follow from others."""
     return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and name not in expected)
 
 
-def _read_tensors(directory: Path) -> dict[str, Tensor]:
-    try:
-        if (directory / _INDEX).exists():
-            shards = sorted(set(json.loads((directory / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
-        else:
-            shards = [_WEIGHTS]
-        tensors: dict[str, Tensor] = {}
-        for shard in shards:
-            tensors.update(load_file(str(directory / shard)))
-        return tensors
-    except (OSError, SafetensorError) as error:
-        raise EngineError(
-            f"weights cannot be read: {error}",
-            origin=str(directory),
-            fix=f"the directory needs {_WEIGHTS}, or {_INDEX} and the shards it names",
-        ) from error
+def _shards(directory: Path) -> list[str]:
+    if not (directory / _INDEX).exists():
+        return [WEIGHTS]
+    return sorted(set(json.loads((directory / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
 
 
 def _original_config(like: str, config: ModelConfig) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from headrace_torch.low_bit.straight_through import straight_through
 from headrace_torch.low_bit.weight import LowBitWeight
@@ -152,8 +153,17 @@ class DecoderLayer(nn.Module):
         self.mlp = GatedMLP(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.recompute = False
+        """Whether only its input is kept for the backward pass, which then computes the layer again."""
 
     def forward(self, x: Tensor, layer: int, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
+        """Arguments as of :class:`SelfAttention`."""
+        arguments = (x, layer, cos, sin, attention)
+        if not self.recompute or not torch.is_grad_enabled():
+            return self._compute(*arguments)
+        return cast(Tensor, checkpoint(self._compute, *arguments, use_reentrant=False, preserve_rng_state=False))
+
+    def _compute(self, x: Tensor, layer: int, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), layer, cos, sin, attention)
         return x + cast(Tensor, self.mlp(self.post_attention_layernorm(x)))
 

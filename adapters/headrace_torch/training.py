@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from headrace.contract.columns import Batch, Ragged
 from headrace.contract.loss import LossSpec
@@ -27,9 +27,6 @@ from headrace.contract.training import (
 )
 from headrace.contract.weights import WeightSource
 from headrace_torch.device import check_device
-
-if TYPE_CHECKING:
-    from headrace_torch.trainer.core import Trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +71,36 @@ class TorchTrainingSettings:
             raise ValueError(f"final_learning_rate_share must be 0 to 1, got {self.final_learning_rate_share}")
 
 
+class Started(Protocol):
+    """What an engine is between ``start`` and ``close``; methods are the contract's."""
+
+    def forward(
+        self, batch: Batch, *, outputs: tuple[ForwardOutput, ...], weights: str, temperature: float
+    ) -> Mapping[str, Ragged]:
+        """See the contract."""
+
+    def begin_step(self, loss: LossSpec) -> TrainingStep:
+        """See the contract."""
+
+    def weight_source(self) -> WeightSource:
+        """See the contract."""
+
+    def snapshot(self, name: str) -> None:
+        """See :class:`Snapshots`."""
+
+    def drop_snapshot(self, name: str) -> None:
+        """See :class:`Snapshots`."""
+
+    def save(self, path: str, *, kind: SaveKind) -> None:
+        """See the contract."""
+
+    def load(self, path: str) -> None:
+        """See the contract."""
+
+    def close(self) -> None:
+        """Free everything."""
+
+
 class TorchTrainingEngine(TrainingEngine, Snapshots, ScratchModels):
     """See the contracts; this class only keeps the state machine and hands over."""
 
@@ -81,7 +108,7 @@ class TorchTrainingEngine(TrainingEngine, Snapshots, ScratchModels):
 
     def __init__(self, settings: TorchTrainingSettings) -> None:
         super().__init__(settings)
-        self._trainer: Trainer | None = None
+        self._trainer: Started | None = None
 
     @classmethod
     def capabilities(cls, settings: Any) -> TrainingCapabilities:
@@ -117,11 +144,14 @@ class TorchTrainingEngine(TrainingEngine, Snapshots, ScratchModels):
 
     def start(self, context: TrainingContext) -> None:
         """Load the model. EngineError when it cannot; ValueError when started already."""
-        from headrace_torch.trainer.core import Trainer
-
         if self._trainer is not None:
             raise ValueError(f"{context.name} is started already")
-        self._trainer = Trainer(self.settings, context)
+        self._trainer = self._start(context)
+
+    def _start(self, context: TrainingContext) -> Started:
+        from headrace_torch.trainer.core import Trainer
+
+        return Trainer(self.settings, context)
 
     def forward(
         self,
@@ -161,10 +191,12 @@ class TorchTrainingEngine(TrainingEngine, Snapshots, ScratchModels):
 
     def close(self) -> None:
         """See the contract."""
-        self._trainer = None
+        trainer, self._trainer = self._trainer, None
+        if trainer is not None:
+            trainer.close()
 
     @property
-    def _started(self) -> Trainer:
+    def _started(self) -> Started:
         if self._trainer is None:
             raise ValueError("the training engine is not started, or closed")
         return self._trainer

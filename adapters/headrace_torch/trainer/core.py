@@ -173,6 +173,10 @@ class Trainer:
         self._updater.parameters.require_fit(tensors)
         return self._updater.parameters.frozen(tensors)
 
+    def close(self) -> None:
+        """Free the snapshots; the rest goes with this object."""
+        self._snapshots.clear()
+
     def _named(self, weights: str) -> Network:
         if weights == CURRENT:
             return self._updater.parameters.network

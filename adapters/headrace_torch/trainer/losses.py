@@ -51,26 +51,28 @@ class Loss:
         found += ["values"] if self.spec.values else []
         return tuple(found)
 
-    def inputs(
-        self,
-        batch: Batch,
-        plan: Plan,
-        score: Callable[[], Mapping[ForwardOutput, Tensor]],
-    ) -> LossInputs:
-        """Inputs for the plan's trainable tokens. Columns are checked before ``score``, the costly part, is called: it
-        gives the :attr:`outputs`."""
+    def columns(self, batch: Batch, plan: Plan) -> LossColumns:
+        """What the loss reads of the plan's trainable tokens, its weights among it. ContractError when the batch
+        lacks a part: ask before computing the :attr:`outputs`, the costly part."""
         columns = LossColumns(self.spec.function)
-        weights = self._column(batch, LOSS_WEIGHTS, plan).float()
-        for name in self.spec.columns:
+        for name in (LOSS_WEIGHTS, *self.spec.columns):
             columns[name] = self._column(batch, name, plan)
-        scores = score()
+        return columns
+
+    def inputs(
+        self, batch: Batch, plan: Plan, columns: LossColumns, scores: Mapping[ForwardOutput, Tensor]
+    ) -> LossInputs:
+        """``columns``: of :meth:`columns`, for this alone; ``scores``: the :attr:`outputs` of the plan's tokens."""
         logprobs = scores["logprobs"]
         device = logprobs.device
         for name, column in columns.items():
             columns[name] = column.to(device)
+        weights = columns[LOSS_WEIGHTS].float()
+        if LOSS_WEIGHTS not in self.spec.columns:
+            del columns[LOSS_WEIGHTS]
         return LossInputs(
             logprobs=logprobs,
-            weights=weights.to(device),
+            weights=weights,
             sequence=torch.from_numpy(plan.sequence).to(device),
             sequences=len(batch),
             columns=columns,

@@ -34,10 +34,14 @@ class Muon(torch.optim.Optimizer):
             for parameter in group["params"]:
                 shapes.setdefault(parameter.shape, []).append(parameter)
             for shape, parameters in shapes.items():
-                updates = orthogonalised(torch.stack([self._momentum(p) for p in parameters]))
+                updates = self.orthogonalised([self._momentum(p) for p in parameters])
                 rate = group["lr"] * 0.2 * max(shape) ** 0.5
                 torch._foreach_mul_(parameters, 1.0 - group["lr"] * group["weight_decay"])
-                torch._foreach_add_(parameters, list(updates.to(parameters[0].dtype).unbind()), alpha=-rate)
+                torch._foreach_add_(parameters, updates, alpha=-rate)
+
+    def orthogonalised(self, matrices: list[Tensor]) -> list[Tensor]:
+        """:func:`orthogonalised` of matrices of one shape, each in its own dtype."""
+        return list(orthogonalised(torch.stack(matrices)).to(matrices[0].dtype).unbind())
 
     def _momentum(self, parameter: Tensor) -> Tensor:
         assert parameter.grad is not None

@@ -33,8 +33,10 @@ class Optimizer:
         betas: tuple[float, float],
         eps: float,
         weight_decay: float,
+        muon: type[Muon] = Muon,
     ) -> None:
-        """``adamw_learning_rate``: of the parameters that AdamW updates beside Muon; ``adamw`` alone ignores it."""
+        """``adamw_learning_rate``: of the parameters that AdamW updates beside Muon; ``adamw`` alone ignores it.
+        ``muon``: what updates the matrices of layers, for parameters that are in parts."""
         self._names = {parameter: name for name, parameter in parameters.items()}
         hidden = {n: p for n, p in parameters.items() if name == "muon" and p.ndim == 2 and ".layers." in n}
         rest = [p for n, p in parameters.items() if n not in hidden]
@@ -46,8 +48,8 @@ class Optimizer:
         adamw = torch.optim.AdamW(groups, lr=rate, betas=betas, eps=eps, fused=True)
         self._parts = [_Part(optimizer=adamw, rate=rate, quantities=("step", "exp_avg", "exp_avg_sq"))]
         if hidden:
-            muon = Muon(list(hidden.values()), lr=learning_rate, weight_decay=weight_decay)
-            self._parts.append(_Part(optimizer=muon, rate=learning_rate, quantities=("momentum_buffer",)))
+            matrices = muon(list(hidden.values()), lr=learning_rate, weight_decay=weight_decay)
+            self._parts.append(_Part(optimizer=matrices, rate=learning_rate, quantities=("momentum_buffer",)))
 
     def step(self, *, share: float) -> None:
         """Update the parameters from their gradients at ``share`` of the full rates."""
@@ -63,6 +65,14 @@ class Optimizer:
             for part in self._parts
             for parameter, quantity, key in self._entries(part)
             if parameter in part.optimizer.state
+        }
+
+    def blank_state(self) -> dict[str, Tensor]:
+        """Tensors to read a :meth:`state` of after a step into."""
+        return {
+            key: torch.zeros(()) if quantity == "step" else torch.zeros_like(parameter, requires_grad=False)
+            for part in self._parts
+            for parameter, quantity, key in self._entries(part)
         }
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:

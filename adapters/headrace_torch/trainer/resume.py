@@ -24,9 +24,9 @@ from torch import Tensor
 
 from headrace.errors import RunError
 
-_MANIFEST = "training.json"
+MANIFEST = "training.json"
 _FORMAT = 1
-_FIX = "resume from another checkpoint; this one is incomplete or was changed"
+FIX = "resume from another checkpoint; this one is incomplete or was changed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,30 +56,19 @@ def save_state(state: TrainingState, path: str) -> None:
         "steps": state.steps,
         "snapshots": snapshots,
     }
-    with new_directory(path, marker=_MANIFEST) as directory:
+    with new_directory(path, marker=MANIFEST) as directory:
         _write(directory / "weights.safetensors", state.weights)
         _write(directory / "optimizer.safetensors", state.optimizer_state)
         _write(directory / "random.safetensors", state.random_state)
         for name, file in snapshots.items():
             _write(directory / file, state.snapshots[name])
-        (directory / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
 def load_state(path: str, *, model: Mapping[str, Any], optimizer: str) -> TrainingState:
     """Read a save. RunError when a file is missing or unreadable, or it is of another model or optimiser."""
     directory = Path(path)
-    try:
-        manifest = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"no readable {_MANIFEST}: {error}", origin=path, fix=_FIX) from error
-    expected: dict[str, object] = {"format": _FORMAT, "model": json.loads(json.dumps(model)), "optimizer": optimizer}
-    for key, value in expected.items():
-        if manifest.get(key) != value:
-            raise RunError(
-                f"training state has {key} {manifest.get(key)!r}, expected {value!r}",
-                origin=path,
-                fix="resume with the job file that the run was started with",
-            )
+    manifest = read_manifest(path, {"format": _FORMAT, "model": model, "optimizer": optimizer})
     return TrainingState(
         model=model,
         optimizer=optimizer,
@@ -89,6 +78,22 @@ def load_state(path: str, *, model: Mapping[str, Any], optimizer: str) -> Traini
         random_state=_read(directory / "random.safetensors"),
         snapshots={name: _read(directory / file) for name, file in manifest["snapshots"].items()},
     )
+
+
+def read_manifest(path: str, expected: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a save says of itself. RunError when it says nothing, or of a key in ``expected`` something else."""
+    try:
+        manifest: dict[str, Any] = json.loads((Path(path) / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"no readable {MANIFEST}: {error}", origin=path, fix=FIX) from error
+    for key, value in json.loads(json.dumps(expected)).items():
+        if manifest.get(key) != value:
+            raise RunError(
+                f"training state has {key} {manifest.get(key)!r}, expected {value!r}",
+                origin=path,
+                fix="resume with the job file that the run was started with",
+            )
+    return manifest
 
 
 def random_state() -> dict[str, Tensor]:
@@ -111,7 +116,7 @@ def restoring(path: str, restore: Callable[[], None]) -> None:
     try:
         restore()
     except ValueError as error:
-        raise RunError(f"training state does not fit the model: {error}", origin=path, fix=_FIX) from error
+        raise RunError(f"training state does not fit the model: {error}", origin=path, fix=FIX) from error
 
 
 @contextmanager
@@ -165,4 +170,4 @@ def _read(file: Path) -> dict[str, Tensor]:
     try:
         return load_file(str(file))
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{file.name} cannot be read: {error}", origin=str(file.parent), fix=_FIX) from error
+        raise RunError(f"{file.name} cannot be read: {error}", origin=str(file.parent), fix=FIX) from error

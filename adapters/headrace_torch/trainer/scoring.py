@@ -49,7 +49,7 @@ def score_plan(
     states, predictor, targets = rows_of(hidden, tensor(plan.predicting)), tensor(plan.predictor), tensor(plan.targets)
     found: dict[ForwardOutput, Tensor] = {}
     if "values" in outputs:
-        found["values"] = rows_of(_critic(network)(states).unsqueeze(1), predictor).squeeze(1)
+        found["values"] = rows_of(require_critic(network)(states).unsqueeze(1), predictor).squeeze(1)
     entropy = "entropy" in outputs
     if entropy or "logprobs" in outputs:
         chunk = max(1, LOGIT_BUDGET // model.config.vocab_size)
@@ -62,7 +62,8 @@ def score_plan(
     return found
 
 
-def _critic(network: Network) -> ValueHead:
+def require_critic(network: Network) -> ValueHead:
+    """ContractError when there is none."""
     if network.critic is None:
         raise ContractError(
             "values were asked of a training engine that keeps no critic",

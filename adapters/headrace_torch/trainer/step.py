@@ -36,11 +36,9 @@ class GradientStep(TrainingStep):
         plan = make_plan(batch, vocabulary=network.model.config.vocab_size)
         if plan is None:
             return
-        outputs = self._loss.outputs
-        inputs = self._loss.inputs(
-            batch, plan, lambda: score_plan(network, plan, temperature=spec.temperature, outputs=outputs)
-        )
-        output = self._loss(inputs)
+        columns = self._loss.columns(batch, plan)
+        scores = score_plan(network, plan, temperature=spec.temperature, outputs=self._loss.outputs)
+        output = self._loss(self._loss.inputs(batch, plan, columns, scores))
         output.numerator.backward()
         self._updater.parameters.collect()
         self._numerators.append(output.numerator.detach().double())

@@ -49,7 +49,7 @@ class Updater:
         """Scale the accumulated gradients by 1 / ``denominator`` (> 0), and step if ``loss`` and they are finite."""
         gradients = self.parameters.gradients()
         torch._foreach_mul_(gradients, 1.0 / denominator)
-        norm = _norm(gradients)
+        norm = self.norm(gradients)
         share = self._schedule.share(self.steps)
         applied = math.isfinite(loss) and math.isfinite(norm)
         if applied:
@@ -67,7 +67,6 @@ class Updater:
         rate = self._learning_rate * self._schedule.share(self.steps)
         return Update(applied=False, gradient_norm=0.0, learning_rate=rate)
 
-
-def _norm(tensors: list[Tensor]) -> float:
-    """Euclidean norm over all tensors."""
-    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors))))
+    def norm(self, tensors: list[Tensor]) -> float:
+        """Euclidean norm over all tensors."""
+        return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors))))

@@ -19,8 +19,8 @@ from types import MappingProxyType
 
 import numpy as np
 
+from headrace.balance import most_within
 from headrace.contract import Array
-from headrace.flow.balance import most_within
 from headrace.flow.consumers import DONE, LEASED, READY, Consumer, ConsumerTable
 from headrace.flow.group_table import DUPLICATE, LATE, STORED, UNKNOWN, total
 from headrace.flow.leases import Lease, Leases

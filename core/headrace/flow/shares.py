@@ -1,7 +1,7 @@
 """Batches that data-parallel ranks share: cut once, and the same for whoever asks, in whatever order.
 
 A consumer's batches are numbered from 0 on. The first request for a batch takes whole groups on one lease and cuts them
-into a share for every rank, equal in number but for one group and close in tokens (:mod:`headrace.flow.balance`);
+into a share for every rank, equal in number but for one group and close in tokens (:mod:`headrace.balance`);
 every later request for a share of it, by any process of any rank, is answered with what was cut then.
 
 Invariants: a batch is acknowledged when every rank has acknowledged it, and not before. It is given back as a whole,
@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Generic, TypeVar
 
+from headrace.balance import balanced_shares
 from headrace.contract import Array
-from headrace.flow.balance import balanced_shares
 from headrace.flow.leases import Lease
 from headrace.flow.ledger import Ledger
 

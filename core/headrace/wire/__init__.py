@@ -11,10 +11,11 @@ from headrace.wire.blocking import BlockingClient, Meanwhile, Sent, first_answer
 from headrace.wire.checksum import manifest_digest, tensor_checksum, tensor_info
 from headrace.wire.client import Client
 from headrace.wire.codec import decode, encode
+from headrace.wire.failures import from_failure, to_failure
 from headrace.wire.gate import Gate
 from headrace.wire.keys import Keys
 from headrace.wire.limits import DEFAULT_LIMITS, Limits
-from headrace.wire.messages import check_deadline
+from headrace.wire.messages import Failure, check_deadline
 from headrace.wire.methods import rpc
 from headrace.wire.network import Network
 from headrace.wire.own_directory import OwnDirectory, unlocked, write_private
@@ -28,6 +29,7 @@ __all__ = [
     "DEFAULT_LIMITS",
     "BlockingClient",
     "Client",
+    "Failure",
     "Gate",
     "Keys",
     "Limits",
@@ -48,6 +50,7 @@ __all__ = [
     "decode",
     "encode",
     "first_answered",
+    "from_failure",
     "ipc_address",
     "manifest_digest",
     "open_context",
@@ -57,6 +60,7 @@ __all__ = [
     "tcp_address",
     "tensor_checksum",
     "tensor_info",
+    "to_failure",
     "unlocked",
     "write_private",
 ]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.flow.balance import balanced_shares, most_within
+from headrace.balance import balanced_shares, most_within
 
 
 @given(sizes=st.lists(st.integers(0, 1000), max_size=40), ranks=st.integers(1, 9))

@@ -22,7 +22,8 @@ def inputs_of(batch: Batch, spec: LossSpec) -> LossInputs:
     plan = make_plan(batch, vocabulary=64)
     assert plan is not None
     logprobs = torch.zeros(len(plan.trainable), requires_grad=True)
-    return Loss(spec).inputs(batch, plan, lambda: {"logprobs": logprobs})
+    loss = Loss(spec)
+    return loss.inputs(batch, plan, loss.columns(batch, plan), {"logprobs": logprobs})
 
 
 def test_a_loss_gets_trainable_tokens_only_in_the_rows_order(rows: Any, spec: Any) -> None:

@@ -13,9 +13,9 @@ import heapq
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from headrace.contract import Array
-
+Array = npt.NDArray[np.int64]
 _Share = tuple[int, list[int]]
 """Sum, and positions of items."""
 
