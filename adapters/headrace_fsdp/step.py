@@ -68,12 +68,12 @@ class ShardStep:
         try:
             output = agreed(judged)
         except RefusedOrderError:
-            bound.backward()  # adds nothing, and ends what the forward pass began
+            torch.autograd.backward(bound)  # adds nothing, and ends what the forward pass began
             raise
         if output is None:
-            bound.backward()
+            torch.autograd.backward(bound)
             return
-        (output.numerator + bound).backward()
+        torch.autograd.backward(output.numerator + bound)
         self._numerators.append(output.numerator.detach().double())
         self._metrics.add(output.metrics)
 
