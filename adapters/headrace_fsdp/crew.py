@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from headrace.errors import EngineError
 from headrace.wire import Failure, encode, from_failure
-from headrace_fsdp.group import RefusedOrderError, leave
+from headrace_fsdp.group import RefusedOrderError
 from headrace_fsdp.orders import Done, Order, Setup
-from headrace_fsdp.others import LostRankError, Others
+from headrace_fsdp.others import START_SECONDS, LostRankError, Others
 from headrace_fsdp.shard import Shard
 
 _FIX = "the node's log has what the ranks said; continue the run with: headrace run --resume RUN"
@@ -22,19 +22,21 @@ class Crew:
     def __init__(self, others: Others) -> None:
         """Loads the model on all ranks. EngineError when that fails anywhere."""
         self._others, self._ended = others, ""
+        self._joined = False
         self._name, self.size = others.setup.name, others.setup.settings.ranks
-        self.shard = self._started(others.setup)
+        self._start(others.setup)
         others.have_met()
 
-    def _started(self, setup: Setup) -> Shard:
-        """Rank 0's, when all have theirs."""
+    def _start(self, setup: Setup) -> None:
+        """Make rank 0's shard, and wait until all have theirs."""
         try:
-            self._require(self._others.replies())
+            self._require(self._others.replies(seconds=START_SECONDS))
             try:
-                shard = Shard(setup)
+                self.shard = Shard(setup)
             except RefusedOrderError as refused:
                 self._require(self._others.replies(), own=refused.__cause__)
                 raise
+            self._joined = True
             self._require(self._others.replies())
         except LostRankError as error:
             self._end(str(error))
@@ -42,7 +44,6 @@ class Crew:
         except BaseException as error:  # whatever it was, nobody may be left; raised again
             self._end(f"rank 0: {error}")
             raise
-        return shard
 
     @staticmethod
     def _require(replies: list[Done | Failure], *, own: BaseException | None = None) -> None:
@@ -90,7 +91,8 @@ class Crew:
     def _end(self, why: str) -> None:
         self._ended = why
         self._others.close(kill=True)
-        leave()
+        if self._joined:
+            self.shard.close()
 
     def _over(self) -> EngineError:
         return EngineError(f"the ranks cannot go on: {self._ended}", origin=self._name, fix=_FIX)

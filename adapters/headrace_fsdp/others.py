@@ -30,6 +30,8 @@ from headrace_fsdp.channel import Channel, Closed, Frames
 from headrace_fsdp.orders import Done, Setup
 from headrace_fsdp.settings import FsdpTrainingSettings
 
+START_SECONDS = 300.0
+"""In which a rank has imported what it needs."""
 _LAST_WORDS_SECONDS = 5.0
 """In which a rank that has failed says so, and one that is told to end does."""
 
@@ -105,7 +107,7 @@ class Other:
 
     def _silent(self, seconds: float) -> str:
         stopped = ": it is stopped (SIGSTOP)" if is_stopped(self.pid) else ""
-        return f"rank {self.rank} (process {self.pid}) did not answer for {seconds:g} s{stopped}"
+        return f"rank {self.rank} (process {self.pid}) did not answer for {seconds:.3g} s{stopped}"
 
     def last_words(self, *, until: float) -> tuple[bool, str]:
         """Whether its process has ended without a word, and what it says or is said of it."""
@@ -155,9 +157,9 @@ class Others:
         for other, message in zip(self._all, messages, strict=True):
             other.send(message)
 
-    def replies(self) -> list[Done | Failure]:
-        """One of each. LostRankError names who is gone."""
-        return [other.reply() for other in self._all]
+    def replies(self, *, seconds: float | None = None) -> list[Done | Failure]:
+        """One of each, after ``seconds`` at most (None: as set). LostRankError names who is gone."""
+        return [other.reply(seconds=seconds) for other in self._all]
 
     def why(self, own: str) -> str:
         """Why the ranks are out of step: who was lost, or else what all say, rank 0 its ``own`` words."""

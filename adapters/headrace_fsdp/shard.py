@@ -76,10 +76,18 @@ class Shard:
         )
         self._snapshots: dict[str, Scorer] = {}
         self._step: ShardStep | None = None
-        self._scorer = self._new_scorer()
-        agreed(lambda: read_stored(self._scorer, setup.model_path, rank=setup.rank))
-        parameters = Parameters(self._scorer.network, dtype=torch.float32)
-        self._updater = ShardUpdater(
+        self._idle = _plan_of(_idle_batch(), self.config)
+        try:
+            self._scorer = self._new_scorer()
+            agreed(lambda: read_stored(self._scorer, setup.model_path, rank=setup.rank))
+        except BaseException:  # whatever it was, the next engine must be able to join; raised again
+            leave()
+            raise
+        self._updater = self._new_updater(setup)
+
+    def _new_updater(self, setup: Setup) -> ShardUpdater:
+        settings, parameters = self._settings, Parameters(self._scorer.network, dtype=torch.float32)
+        return ShardUpdater(
             parameters=parameters,
             optimizer=Optimizer(
                 parameters.masters,
@@ -100,7 +108,6 @@ class Shard:
             learning_rate=settings.learning_rate,
             max_gradient_norm=settings.max_gradient_norm,
         )
-        self._idle = _plan_of(_idle_batch(), self.config)
 
     def _new_scorer(self) -> Scorer:
         return build_scorer(self.config, self._settings, self._mesh, values=self._values)
