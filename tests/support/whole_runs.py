@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
+import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+LOOK_SECONDS = 0.01
 
 
 def events(run: Any, *kinds: str) -> list[dict[str, Any]]:
@@ -25,15 +28,32 @@ def pid_of(run: Any, node: str) -> int:
 def follow(run: Any, kind: str, *, after: str = "", of: str = "") -> dict[str, Any]:
     """Block until the run has logged an event of this kind, with the text ``of``, after a line with this text; the log
     is read as it grows."""
-    path = run.directory / "events.jsonl"
+    log, begun = Growing(run.directory / "events.jsonl"), not after
     while run.process.poll() is None:
-        begun = not after
-        for line in path.read_text().splitlines() if path.exists() else []:
-            if begun and f'"kind":"{kind}"' in line and of in line and line.endswith("}"):
+        for line in log.new_lines():
+            if begun and f'"kind":"{kind}"' in line and of in line:
                 return json.loads(line)
             begun = begun or after in line
-        os.sched_yield()
+        with suppress(subprocess.TimeoutExpired):  # the run is to have the cores meanwhile
+            run.process.wait(LOOK_SECONDS)
     raise AssertionError(f"the run ended before {kind}: {run.process.communicate()}")
+
+
+class Growing:
+    """A log that others write."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._read = path, 0
+
+    def new_lines(self) -> list[str]:
+        """Whole ones that were not told before."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            whole = file.read().rpartition(b"\n")[0]
+        self._read += len(whole) + 1 if whole else 0
+        return whole.decode().splitlines()
 
 
 def alive(pids: list[int]) -> list[int]:
