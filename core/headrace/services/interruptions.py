@@ -1,12 +1,13 @@
 """Answers that go on under another version in the middle, at one rollout instance.
 
 Invariant: once the instance has switched, nothing that may be interrupted is submitted under an older version, nor left
-in the engine under one; what was sampled before keeps its version.
+in the engine under one; what was sampled before keeps its version. Who changes versions does so alone: another waits.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from time import monotonic
 
@@ -25,14 +26,6 @@ class _Held:
     ended: float
 
 
-@dataclass(slots=True, eq=False)
-class _Hold:
-    """``taken``: all of them; ``wanted``: how many have asked for it and not given up."""
-
-    taken: asyncio.Future[_Held]
-    wanted: int = 0
-
-
 class Interruptions:
     """Of the requests that may move: those of trajectories that are rolled out, outside lockstep."""
 
@@ -40,14 +33,16 @@ class Interruptions:
         self._requests = requests
         self._version = -1
         """What they are generated under at least."""
-        self._turn = asyncio.Lock()
+        self._changing = asyncio.Lock()
+        """Held by whoever has requests taken out or given back: of two, one waits until the other is done."""
+        self._out = asyncio.Lock()
         """Held while requests are out of the engine: none comes in between."""
-        self._holding: _Hold | None = None
+        self._taken: asyncio.Future[_Held] | None = None
         """None when the engine has them all."""
 
     async def submit(self, call: GenerateCall) -> Pending:
         """Have the engine work on a request, under the version of now where that is newer."""
-        async with self._turn:
+        async with self._out:
             request = self._under(call.request) if call.movable else call.request
             pending = self._requests.open(
                 request, trajectory=call.trajectory, attempt=call.attempt, movable=call.movable
@@ -59,19 +54,32 @@ class Interruptions:
                 raise
             return pending
 
-    async def hold(self, interruption: Interruption) -> None:
-        """Take all of them out of the engine, until :meth:`go_on`; what is held already stays so."""
-        if self._holding is None:
-            await self._turn.acquire()
-            self._holding = _Hold(asyncio.ensure_future(self._take_all(with_kv=interruption.keep_kv)))
-        holding = self._holding
-        holding.wanted += 1
+    async def change(self, interruption: Interruption, commit: Callable[[], Awaitable[None]]) -> None:
+        """Take all of them out of the engine, where ``commit`` replaces the version that they are under, until
+        :meth:`switch`; what is out already stays so. Where it fails, or is given up, they go on as they were."""
+        async with self._changing:
+            await self._hold(interruption)
+            try:
+                await commit()
+            except BaseException:  # cancelled too; raised again
+                await self._go_on()
+                raise
+
+    async def switch(self, version: int, interruption: Interruption) -> Switched:
+        """Have all of them go on under a version that the engine serves."""
+        async with self._changing:
+            await self._hold(interruption)
+            self._version = version
+            return await self._go_on()
+
+    async def _hold(self, interruption: Interruption) -> None:
+        if self._taken is None:
+            await self._out.acquire()
+            self._taken = asyncio.ensure_future(self._take_all(with_kv=interruption.keep_kv))
         try:
-            await asyncio.shield(holding.taken)
+            await asyncio.shield(self._taken)
         except BaseException:  # cancelled, when some are out and others on their way; raised again
-            holding.wanted -= 1
-            if not holding.wanted and self._holding is holding:  # all go on, unless another wants them held
-                await self.go_on()
+            await self._go_on()
             raise
 
     async def _take_all(self, *, with_kv: bool) -> _Held:
@@ -87,17 +95,11 @@ class Interruptions:
             _fail(pending, error)
             return None
 
-    async def switch(self, version: int, interruption: Interruption) -> Switched:
-        """Have all of them go on under a version that the engine serves."""
-        await self.hold(interruption)
-        self._version = version
-        return await self.go_on()
-
-    async def go_on(self) -> Switched:
-        """Give the engine back what is held, even if whoever asks for it goes away meanwhile."""
-        holding, self._holding = self._holding, None
-        assert holding is not None, "only what is held goes on"
-        return await asyncio.shield(asyncio.ensure_future(self._give_back(holding.taken)))
+    async def _go_on(self) -> Switched:
+        """Give the engine back what is out, even if whoever asks for it goes away meanwhile."""
+        taken, self._taken = self._taken, None
+        assert taken is not None, "only what is out goes on"
+        return await asyncio.shield(asyncio.ensure_future(self._give_back(taken)))
 
     async def _give_back(self, taken: asyncio.Future[_Held]) -> Switched:
         try:
@@ -106,7 +108,7 @@ class Interruptions:
             again = [await self._resume(pending, state) for pending, state in held.requests]
             ended = monotonic()
         finally:
-            self._turn.release()
+            self._out.release()
         tokens = [(pending, len(state.token_ids)) for pending, state in held.requests]
         return Switched(
             interrupted=[(pending.trajectory, pending.attempt, count) for pending, count in tokens if count],

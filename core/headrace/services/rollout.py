@@ -177,13 +177,8 @@ class RolloutService(NodeService):
         """``interruption``: set where the version takes the place of one that requests may be in the middle of."""
         if interruption is None:
             await update.commit()
-            return
-        await self._interruptions.hold(interruption)
-        try:
-            await update.commit()
-        except BaseException:  # cancelled too: they go on as they were; raised again
-            await self._interruptions.go_on()
-            raise
+        else:
+            await self._interruptions.change(interruption, update.commit)
 
     @rpc
     async def switch_version(self, call: SwitchCall) -> Switched:

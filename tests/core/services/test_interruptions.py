@@ -276,19 +276,57 @@ async def test_of_two_that_wait_for_the_same_requests_to_come_out_each_may_give_
     instance = await start(live_versions=2)
     answer = await begun(instance, asking(version=0))
     await load(instance, 1)
-    takes, holds = SlowTakes(instance, monkeypatch), instance.service._interruptions
-    waiting = [asyncio.create_task(holds.hold(RECOMPUTE)) for _ in range(2)]
+    takes = SlowTakes(instance, monkeypatch)
+    waiting = [asyncio.create_task(switch(instance, 1)) for _ in range(2)]
     await until(lambda: takes.asked > 0)
-    for hold in waiting[:given_up]:
-        hold.cancel()
+    for given in waiting[:given_up]:
+        given.cancel()
     await asyncio.sleep(0)
     takes.free.set()
     await asyncio.wait(waiting)
-    assert [hold.cancelled() for hold in waiting] == [True, given_up == 2]
-    assert takes.asked == 1
-    assert bool(instance.engine._open) == (given_up == 2), "held as long as one of them wants it"
-    if given_up == 1:
-        await holds.go_on()
+    assert [given.cancelled() for given in waiting] == [True, given_up == 2]
+    instance.decodes.set()
+    versions = [version for version, _, _ in spans(await completed(answer))]
+    assert versions == ([0] if given_up == 2 else [0, 1])
+
+
+async def test_of_two_switches_at_once_the_later_waits_and_all_go_on_under_its_version(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = await start(live_versions=3)
+    answer = await begun(instance, asking(version=0))
+    await load(instance, 1)
+    await load(instance, 2)
+    takes = SlowTakes(instance, monkeypatch)
+    waiting = [asyncio.create_task(switch(instance, version)) for version in (1, 2)]
+    await until(lambda: takes.asked > 0)
+    takes.free.set()
+    switched = [await given for given in waiting]
+    instance.decodes.set()
+    ((_, _, tokens),) = switched[0].interrupted
+    assert switched[1].interrupted == switched[0].interrupted, "nothing was decoded in between"
+    assert spans(await completed(answer)) == [(0, 0, tokens), (2, tokens, TOKENS)]
+
+
+async def test_a_switch_waits_for_the_commit_that_requests_are_out_for(start: Start) -> None:
+    instance = await start(live_versions=1)
+    answer = await begun(instance, asking(version=0))
+    holds, may_commit, committing = instance.service._interruptions, asyncio.Event(), asyncio.Event()
+
+    async def commit() -> None:
+        committing.set()
+        await may_commit.wait()
+        raise EngineError("no room")
+
+    loading = asyncio.create_task(holds.change(RECOMPUTE, commit))
+    await committing.wait()
+    switching = asyncio.create_task(holds.switch(0, RECOMPUTE))
+    await asyncio.sleep(0)
+    assert not instance.engine._open, "all are out as long as the version is being replaced"
+    may_commit.set()
+    with pytest.raises(EngineError, match="no room"):
+        await loading
+    await switching
     instance.decodes.set()
     assert spans(await completed(answer)) == [(0, 0, TOKENS)]
 
