@@ -16,6 +16,15 @@ the last to hold it. A trajectory that starts right after its version was publis
 publication waits. Where only batches wait it has that of K + 1, less the training of the last; then slots need not idle
 for the sake of K, for the price of K + 1 versions in flight instead of K.
 
+A group that starts when only the publication is missing has one batch fewer than the next one, under a version that is
+about to follow: where long trajectories are what batches wait for, a step then lasts longest / K, and longest / (K + 1)
+where groups start after publications. So where only batches wait, no group starts between a batch and the publication
+that follows it, if that is near and slots are not what is scarce:
+
+    the batch's last part ≤ B / 4        it is trained as it comes, and what is left of it is trained soon
+    outstanding ≥ B                      the next batch is there or under way
+    of that ready ≥ B / 4                this batch waited for old groups while newer ones finished
+
 No row can be late, since for d = 0 nothing of version ≤ t − K is left once batch t is taken. Nothing can get stuck:
 with nothing in flight, before batch t, the second line says that the oldest B groups may be taken, and when there are
 fewer than B another group is admitted; after it, t + 1 may be published.
@@ -32,6 +41,8 @@ from headrace.errors import StalenessError
 Waits: TypeAlias = Literal["publication", "batch"]
 MOST = 1000
 """Versions; the policy looks at each of them."""
+_FEW = 4
+"""Of a batch's groups one in so many are few."""
 
 
 class Deadlines(StalenessPolicy):
@@ -76,10 +87,17 @@ class Deadlines(StalenessPolicy):
             )
 
     def admit(self, view: FlowView) -> int:
-        """As many as the batches that remain for them can hold, within ``outstanding_batches``."""
+        """As many as the batches that remain for them can hold, within ``outstanding_batches``; those that the next
+        batch lacks, where others had better start after the publication that follows this one."""
         remaining = self.max_staleness + (not view.batch_taken)
-        limit = round(self._outstanding_batches * view.batch_groups)
-        return max(0, min(limit, remaining * view.batch_groups) - view.outstanding)
+        limit = min(round(self._outstanding_batches * view.batch_groups), remaining * view.batch_groups)
+        if self.waits == "batch" and view.batch_taken and self._gains_a_batch(view):
+            limit = min(limit, view.batch_groups)
+        return max(0, limit - view.outstanding)
+
+    def _gains_a_batch(self, view: FlowView) -> bool:
+        """Whether a group had better wait for the publication that follows a batch that was taken."""
+        return view.last_part * _FEW <= view.batch_groups <= sum(view.ready.values()) * _FEW
 
     def may_take(self, view: FlowView, chosen: Mapping[int, int]) -> bool:
         """The chosen are within the bound, and what stays behind can still be trained in time."""

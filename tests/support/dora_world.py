@@ -78,9 +78,11 @@ class World:
         length: Callable[[Random], int],
         calm: bool = False,
         observant: bool = False,
+        streaming: bool = False,
     ) -> None:
-        """``replicas``: slots, live versions and whether it migrates, of each instance at the start."""
-        self.policy, self.batch_groups, self.group_size = policy, batch_groups, group_size
+        """``replicas``: slots, live versions and whether it migrates, of each instance at the start. ``streaming``:
+        batches are taken in parts."""
+        self.policy, self.batch_groups, self.group_size, self.streaming = policy, batch_groups, group_size, streaming
         self.random, self.length, self.calm = Random(seed), length, calm
         self.flow = Flow(
             policy=policy,
@@ -308,10 +310,8 @@ class World:
                 self.begin(trajectory, instance)
 
     def drop(self) -> None:
-        leased = self.lease.groups if self.lease else ()
-        states = ("waiting", "generated", "stored")
-        groups = {t // self.group_size for t in self.of(*states)} - set(leased)
-        for group in self.any(groups):
+        groups = {t // self.group_size for t in self.of("waiting", "generated", "stored")}
+        for group in self.any({group for group in groups if not self.flow.in_training(group)}):
             for trajectory in self.flow.drop_group(group, "failed"):
                 self.streams[trajectory].state = "dropped"
                 for replica in self.replicas.values():
@@ -321,6 +321,8 @@ class World:
     # ------------------------------------------------------------ batches and versions
 
     def take(self) -> None:
+        if self.streaming:
+            self.flow.take_part(now=0.0, ttl=1.0)
         if (lease := self.flow.take_batch(now=0.0, ttl=1.0)) is not None:
             self.lease = lease
 

@@ -27,6 +27,9 @@ class FlowView:
     """Groups with an unfinished member, by version."""
     ready: Mapping[int, int]
     """Whole groups waiting to be trained, by version."""
+    last_part: int = 0
+    """Of that batch, once it is taken: the groups that no earlier part of it had, which are all of them where it is not
+    trained in parts. The fewer they are, the sooner the next version follows."""
 
     @property
     def outstanding(self) -> int:

@@ -25,6 +25,8 @@ class OpenBatch:
         self._versions: Counter[int] = Counter()
         """Version → groups in parts, by their oldest token."""
         self.whole: BatchLease | None = None
+        self.last_part = 0
+        """Groups that were taken last, to make it whole: of the batch that was whole last."""
 
     def holds(self, group: int) -> bool:
         """Whether a group is in it by now."""
@@ -55,6 +57,7 @@ class OpenBatch:
 
     def take(self, version: int, *, deadline: float) -> BatchLease:
         """All of it: what is missing is ready."""
+        self.last_part = self._missing
         if self._missing:
             self._lease(version, self._missing, deadline)
         self.whole = batch_lease(self._parts, version, self._ledger)

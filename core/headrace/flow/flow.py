@@ -124,12 +124,14 @@ class Flow(Serving):
 
     def view(self) -> FlowView:
         """What the policy sees."""
+        taken = self._batch_trained or self._batch.whole is not None
         return FlowView(
             batch_groups=self.batch_groups,
             version=self._versions.newest,
-            batch_taken=self._batch_trained or self._batch.whole is not None,
+            batch_taken=taken,
             in_flight=self._versions.in_flight,
             ready=self._batch.ready(),
+            last_part=self._batch.last_part if taken else 0,
         )
 
     def counts(self) -> Counts:

@@ -75,7 +75,8 @@ class Outcome:
 def bound(*, rollout: float, training: float, longest: float, max_staleness: int) -> float:
     """Seconds that a step takes at least: its tokens on all slots; its training; and the longest trajectory of a
     version, which spans at most K steps where publication waits for it (``multi_version``) or trajectories start at any
-    time. With K = 0 training begins when it has ended. All are means, so that a short simulation may stray above."""
+    time. With K = 0 training begins when it has ended. All are means, so that a short simulation may stray above. Where
+    only batches wait, and trajectories start right after publications, it spans up to K + 1 steps."""
     if max_staleness == 0:
         return max(rollout, longest) + training
     return max(rollout, training, longest / max_staleness)

@@ -45,6 +45,7 @@ class DoraMachine(RuleBasedStateMachine):
         seed=st.integers(0, 2**32),
         calm=st.booleans(),
         observant=st.booleans(),
+        streaming=st.booleans(),
     )
     def begin(
         self,
@@ -54,6 +55,7 @@ class DoraMachine(RuleBasedStateMachine):
         seed: int,
         calm: bool,
         observant: bool,
+        streaming: bool,
     ) -> None:
         self.policy = policy
         self.world = World(
@@ -65,6 +67,7 @@ class DoraMachine(RuleBasedStateMachine):
             length=heavy_tailed,
             calm=calm,
             observant=observant,
+            streaming=streaming,
         )
         self.flow = self.world.flow
         self.asked: dict[int, Move] = {}

@@ -306,6 +306,7 @@ class FlowMachine(Instances, RuleBasedStateMachine):
         view = self.flow.view()
         assert view.version == self.version
         assert view.batch_taken == (self.batch_trained or self.lease is not None)
+        assert view.last_part == view.batch_taken * self.batch, "this trainer takes no parts"
         assert view.in_flight == Counter(map(self.version_of, self.groups(complete=False)))
         assert view.ready == Counter(map(self.oldest_of, self.groups(complete=True)))
         assert len(view.in_flight) <= most_in_flight(self.policy)

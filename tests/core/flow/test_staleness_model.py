@@ -44,7 +44,7 @@ class Model:
         self.policy, self.batch_groups = policy, batch_groups
         self.ages = range(policy.max_staleness + 1)
 
-    def view(self, state: State) -> FlowView:
+    def view(self, state: State, *, last_part: int = 0) -> FlowView:
         newest = self.policy.max_staleness
 
         def by_version(counts: Ages) -> dict[int, int]:
@@ -56,12 +56,14 @@ class Model:
             batch_taken=bool(state.held) or state.trained,
             in_flight=by_version(state.in_flight),
             ready=by_version(state.ready),
+            last_part=last_part,
         )
 
     def progress(self, state: State) -> Iterator[State]:
         """What the flow itself can do."""
         view = self.view(state)
-        if self.policy.admit(view) > 0:
+        # A batch that was trained in parts or not: neither overshoots, and after either there is always a next step.
+        if max(self.policy.admit(self.view(state, last_part=part)) for part in (0, self.batch_groups)) > 0:
             yield replace(state, in_flight=_add(state.in_flight, 0, 1))
             for age in self.ages[1:]:
                 if state.in_flight[age] and self.policy.may_fill(view, view.version - age):

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.contract import FlowView
 from headrace.errors import StalenessError
+from headrace_staleness.deadlines import Deadlines
 from headrace_staleness.delayed_update import DelayedUpdate
 from headrace_staleness.multi_version import MultiVersion
+from headrace_staleness.partial_rollout import PartialRollout
 from headrace_staleness.synchronous import Synchronous
 from headrace_staleness.windowed import Windowed
 
 
-def multi_version(max_staleness: int, outstanding_batches: float | None = None) -> MultiVersion:
-    return MultiVersion(MultiVersion.Settings(max_staleness=max_staleness, outstanding_batches=outstanding_batches))
+def multi_version(max_staleness: int, outstanding_batches: float | None = None, **more: Any) -> MultiVersion:
+    settings = MultiVersion.Settings(max_staleness=max_staleness, outstanding_batches=outstanding_batches, **more)
+    return MultiVersion(settings)
+
+
+def partial_rollout(max_staleness: int, **more: Any) -> PartialRollout:
+    return PartialRollout(PartialRollout.Settings(max_staleness=max_staleness, **more))
 
 
 def windowed(max_staleness: int) -> Windowed:
@@ -30,8 +41,16 @@ def view(
     taken: bool = False,
     in_flight: dict[int, int] | None = None,
     ready: dict[int, int] | None = None,
+    last_part: int = 0,
 ) -> FlowView:
-    return FlowView(batch_groups=4, version=version, batch_taken=taken, in_flight=in_flight or {}, ready=ready or {})
+    return FlowView(
+        batch_groups=4,
+        version=version,
+        batch_taken=taken,
+        in_flight=in_flight or {},
+        ready=ready or {},
+        last_part=last_part,
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,6 +116,47 @@ def test_what_is_outstanding_counts_against_the_limit_whether_finished_or_not() 
     policy = multi_version(2, 1.5)
     assert policy.admit(view(in_flight={10: 2, 9: 1}, ready={9: 2})) == 1
     assert policy.admit(view(in_flight={10: 6}, ready={9: 2})) == 0
+
+
+@pytest.mark.parametrize("policy", [multi_version(2, waits="batch"), partial_rollout(2, waits="batch")])
+def test_once_a_batch_had_to_wait_groups_start_after_the_publication_that_follows_it(policy: Deadlines) -> None:
+    left = {"in_flight": {9: 1, 10: 2}, "ready": {10: 1}}
+    assert policy.admit(view(taken=True, last_part=1, **left)) == 0
+    assert policy.admit(view(version=11, **left)) == 4
+
+
+def test_groups_wait_for_no_publication_that_is_far_or_that_they_gain_nothing_by() -> None:
+    policy, left = multi_version(2, waits="batch"), {"in_flight": {9: 1, 10: 2}, "ready": {10: 1}}
+    assert policy.admit(view(taken=True, last_part=2, **left)) == 4, "half of the batch is still to be trained"
+    assert policy.admit(view(taken=True, last_part=1, in_flight={9: 1, 10: 3})) == 4, "it was for want of groups"
+    assert multi_version(2).admit(view(taken=True, last_part=1, **left)) == 4, "publication waits, and may do so long"
+
+
+def test_what_the_next_batch_lacks_waits_for_no_publication() -> None:
+    policy = multi_version(2, waits="batch")
+    assert policy.admit(view(taken=True, last_part=1, in_flight={10: 1}, ready={10: 1})) == 2
+
+
+VIEWS = st.builds(
+    FlowView,
+    batch_groups=st.just(4),
+    version=st.just(10),
+    batch_taken=st.booleans(),
+    in_flight=st.dictionaries(st.integers(8, 10), st.integers(1, 6)),
+    ready=st.dictionaries(st.integers(8, 10), st.integers(1, 6)),
+    last_part=st.integers(0, 4),
+)
+
+
+@given(view=VIEWS, bound=st.integers(0, 4))
+def test_whoever_holds_groups_back_starts_no_other_ones_and_leaves_the_next_batch_its_own(
+    view: FlowView, bound: int
+) -> None:
+    """As many as where publication waits, or fewer by no more than keeps a batch outstanding."""
+    most, held = (multi_version(bound, waits=waits).admit(view) for waits in ("publication", "batch"))
+    assert held <= most
+    assert held == most or view.outstanding + held >= view.batch_groups
+    assert held == most or view.batch_taken
 
 
 def test_a_batch_may_not_leave_more_behind_than_later_batches_can_hold() -> None:
