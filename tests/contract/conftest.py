@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.testing.tensors import read_tensors, write_tensors
 from headrace_torch.training import TorchTrainingEngine
+from support.sharp_model import sharpen
 
 SCRATCH = {
     "architecture": "llama",
@@ -41,13 +39,7 @@ def character_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def sharp_model(character_model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The tiny model with matrices so large that its distributions are far from uniform."""
-    path = Path(tmp_path_factory.mktemp("sharp")) / "model"
-    shutil.copytree(character_model, path)
-    write_tensors(
-        path / "model.safetensors",
-        {name: 8 * tensor if tensor.ndim == 2 else tensor for name, tensor in read_tensors(path).items()},
-    )
-    return str(path)
+    return sharpen(character_model, tmp_path_factory.mktemp("sharp"))
 
 
 @pytest.fixture(autouse=True)

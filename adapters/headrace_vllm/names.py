@@ -1,0 +1,10 @@
+"""Names by which the adapter and what it has vLLM load in its own processes know each other."""
+
+BACKEND = "headrace"
+"""Of the weight transfer (:mod:`headrace_vllm.worker`)."""
+EXTENSION = "headrace_vllm.worker.WorkerExtension"
+"""What has vLLM import it."""
+TEMPERING = "headrace_vllm.tempering:Tempering"
+"""Logits processor."""
+TEMPERATURE = "headrace_temperature"
+"""Key of ``SamplingParams.extra_args`` for it: divides logits before anything else."""

@@ -1,0 +1,93 @@
+"""Whole runs whose rollout is vLLM, in an environment of its own. Run by ``make test-engines``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.observe.audit import audit_run
+from support.whole_runs import alive, descendants, events, follow
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+Start = Callable[..., Any]
+PYTHON = Path(__file__).parents[2] / "build" / "vllm" / "bin" / "python"
+VLLM = (
+    "rollout.use=vllm",
+    f"rollout.python={PYTHON}",
+    "rollout.kv_bytes=67108864",
+    "model.scratch.hidden_size=64",  # two heads of 32 numbers, the smallest that vLLM computes on a CPU
+)
+SECONDS = 500.0
+
+
+def checks(run: Any) -> list[float]:
+    return [event["mean_abs_logprob_diff"] for event in events(run, "self_check")]
+
+
+def metrics(run: Any, name: str) -> list[float]:
+    lines = (run.directory / "metrics.jsonl").read_text().splitlines()
+    return [record[name] for record in map(json.loads, lines) if record.get(name) is not None]
+
+
+def test_two_instances_serve_pinned_trajectories_and_the_audit_passes(start: Start) -> None:
+    run = start(*VLLM, "phase.rl.steps=8")
+    assert run.wait(seconds=SECONDS) == 0, run.stderr
+    result = audit_run(run.directory)
+    assert result.ok, result.violations
+    assert len(events(run, "batch_trained")) == 12
+    assert max(checks(run)) < 1e-4
+    versions = {(event["instance"], event["version"]) for event in events(run, "instance_version")}
+    assert len({version for _, version in versions}) > 4
+    assert {instance for instance, _ in versions} == {"rollout-0", "rollout-1"}
+
+
+def test_without_staleness_what_was_sampled_is_what_the_trainer_computes(start: Start) -> None:
+    run = start(*VLLM, "rollout.instances=1", "staleness.policy=synchronous", "staleness.max_staleness=0")
+    assert run.wait(seconds=SECONDS) == 0, run.stderr
+    assert audit_run(run.directory).ok
+    found = metrics(run, "mismatch/abs_logprob_diff_mean")
+    assert len(found) == 5
+    assert max(found) < 1e-5
+
+
+def test_answers_go_on_under_newer_versions(start: Start) -> None:
+    run = start(
+        *VLLM,
+        "staleness.policy=partial_rollout",
+        "rollout.instances=1",
+        "rollout.max_new_tokens=200",
+        "model.scratch.max_length=256",
+        "phase.rl.steps=8",
+    )
+    assert run.wait(seconds=SECONDS) == 0, run.stderr
+    result = audit_run(run.directory)
+    assert result.ok, result.violations
+    assert result.summary["mixed"] > 0
+
+
+def test_an_instance_whose_vllm_is_killed_is_started_again(start: Start) -> None:
+    run = start(*VLLM, "rollout.instances=1", "phase.rl.steps=20")
+    follow(run, "batch_trained", of='"version":5')
+    (node,) = {event["pid"] for event in events(run, "node_started") if event["node"] == "rollout-0"}
+    for pid in descendants(node):
+        os.kill(pid, signal.SIGKILL)
+    assert run.wait(seconds=SECONDS) == 0, run.stderr
+    assert audit_run(run.directory).ok
+    assert len([event for event in events(run, "node_started") if event["node"] == "rollout-0"]) == 2
+
+
+def test_nothing_of_vllm_outlives_a_run_that_is_killed(start: Start) -> None:
+    run = start(*VLLM)
+    follow(run, "batch_trained", of='"version":4')
+    below = descendants(run.process.pid)
+    run.process.kill()
+    run.process.communicate()
+    while alive(below):  # the kernel kills them; the test's own time limit is the deadline
+        os.sched_yield()
