@@ -49,7 +49,7 @@ wheel: $(VENV)/.ready-test
 # An engine's own tests run in its environment; whole runs start from $(VENV) and give it to a node.
 test-engines: $(VENV)/.ready-test build/vllm/.ready
 	OMP_NUM_THREADS=1 build/vllm/bin/python -m pytest -n $(WORKERS) -m engine tests/contract/test_vllm_contract.py tests/engines/vllm
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m engine tests/e2e/test_vllm_runs.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m engine --deselect tests/contract/test_vllm_contract.py tests/contract tests/core tests/e2e
 
 vllm: build/vllm/.ready
 
