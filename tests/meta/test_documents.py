@@ -22,7 +22,14 @@ from headrace.config import check_job, dumps, load_job
 from support.chat_model import write_chat_model
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/data_plane.md", "docs/fsdp.md", "docs/quantization.md")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/data_plane.md",
+    "docs/fsdp.md",
+    "docs/quantization.md",
+    "docs/vllm.md",
+)
 DEMO = ROOT / "examples" / "sort_symbols" / "job.toml"
 PHASE_TABLES = ("algorithm", "batch", "staleness", "trainer")
 CORE_KEYS = {"instances", "max_new_tokens", "temperature", "workers", "scoring_workers", "threads", "concurrency"}
