@@ -221,8 +221,13 @@ class VllmInferenceEngine(InferenceEngine, Scoring):
         entries = [(name, self._open[name]) for name in request_ids if name in self._open]
         for _, entry in entries:
             entry.aborted = True  # one that vLLM has yet to accept is aborted as soon as it has
-        if self._core is not None and (added := [name for name, entry in entries if entry.added]):
+        added = [name for name, entry in entries if entry.added]
+        if self._core is None or self._failure is not None or not added:
+            return
+        try:
             await self._core.abort(added)
+        except Exception as error:  # vLLM may raise anything: who listens to the outputs is told
+            self._fail(error)
 
     async def score(self, tokens: Array, *, version: int, temperature: float) -> Array:
         """As if each token had been sampled."""
@@ -231,18 +236,20 @@ class VllmInferenceEngine(InferenceEngine, Scoring):
             self._require_live(version, f"tokens to score under version {version}")
             ids = tokens.tolist()
             self._scored += 1
-            rest = await asyncio.gather(
-                *(
-                    core.logprob(
-                        ids[:place],
-                        ids[place],
-                        version=version,
-                        temperature=temperature,
-                        name=f"score {self._scored} {place}",
-                    )
-                    for place in range(1, len(ids))
+            asked = (
+                core.logprob(
+                    ids[:place],
+                    ids[place],
+                    version=version,
+                    temperature=temperature,
+                    name=f"score {self._scored} {place}",
                 )
+                for place in range(1, len(ids))
             )
+            try:
+                rest = await asyncio.gather(*asked)
+            except Exception as error:  # vLLM may raise anything: the instance has failed
+                raise self._fail(error) from error
         return np.array([0.0, *rest][: len(ids)], dtype=np.float32)
 
     # ------------------------------------------------------------ versions
