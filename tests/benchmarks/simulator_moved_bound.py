@@ -7,8 +7,8 @@ trajectories as slots, log-normal (sigma = 1) and at most 8 times the median, ea
 and takes 0.9 of the decoding of a batch, and only the batch waits for the oldest version. Added to that, alone and
 together: the order of groups by observed lengths, where the prompt explains all of a length (``known``) or seven tenths
 of its variance (``guessed``); and, where an instance hosts a single version, consolidation, by instances that hand keys
-and values over. Beside them ``partial_rollout``, whose trajectories change
-their version: with the same bound on the staleness of the oldest token, and with one that never binds.
+and values over. Beside them ``partial_rollout``, whose trajectories change their version, with the same orders: with
+the same bound on the staleness of the oldest token, and with one that never binds.
 
 Reported: seconds of a step. One cell after another; a finished cell is in ``DIR/moved_bound.json`` at once, and another
 call goes on from there.
@@ -38,11 +38,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one version, prefilled again": {"live_versions": 1, "migrates": False},
     "one version, handed over": {"live_versions": 1},
     "one version, handed over+known": {"live_versions": 1, **KNOWN},
+    "one version, handed over+guessed": {"live_versions": 1, **GUESSED},
 }
-
-
-PARTIAL = {"2 partial_rollout": 2, "3 partial_rollout": 3, "unbounded partial_rollout": 50}
-"""Cell → K."""
+PARTIAL: dict[str, dict[str, Any]] = {
+    "partial_rollout": {},
+    "partial_rollout+known": KNOWN,
+    "partial_rollout+guessed": GUESSED,
+}
+UNBOUNDED = 50
+"""A K that never binds."""
 
 
 def measure(bound: int, settings: dict[str, Any], *, use: str = "multi_version") -> dict[str, Any]:
@@ -68,7 +72,8 @@ def measure(bound: int, settings: dict[str, Any], *, use: str = "multi_version")
         **{"live_versions": bound + 1, **chosen},
     )
     waiting = policy(use, max_staleness=bound, waits="batch")
-    return asdict(Simulation(at, Candidate(name=f"{use} K={bound}", policy=waiting)).run())
+    found = Simulation(at, Candidate(name=f"{use} K={bound}", policy=waiting)).run()
+    return {**asdict(found), "mean_staleness": found.mean_staleness}
 
 
 def main() -> None:
@@ -80,9 +85,11 @@ def main() -> None:
     for bound in (2, 3):
         for name, settings in VARIANTS.items():
             cells.fill(f"{bound} {name}", lambda k=bound, chosen=settings: measure(k, chosen))
-    for name, bound in PARTIAL.items():
-        cells.fill(name, lambda k=bound: measure(k, {"live_versions": 1}, use="partial_rollout"))
-    cells.show("step_seconds", "bound_seconds", "slots_idle_share", "moves", as_json=options.json)
+    for bound in (2, 3, UNBOUNDED):
+        for name, settings in PARTIAL.items():
+            chosen = {"live_versions": 1, **settings}
+            cells.fill(f"{bound} {name}", lambda k=bound, chosen=chosen: measure(k, chosen, use="partial_rollout"))
+    cells.show("step_seconds", "bound_seconds", "slots_idle_share", "mean_staleness", "moves", as_json=options.json)
 
 
 if __name__ == "__main__":
