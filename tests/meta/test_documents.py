@@ -38,6 +38,7 @@ EXAMPLE_JOBS = [
 ]
 """The job of an example that is a distribution of its own is checked where that is installed."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+OVERRIDING = re.compile(r"headrace run JOB(?: --set [^\s`]+)+")
 NAMED = re.compile(r"# ([\w.]+\.\w+)\n")
 
 
@@ -111,6 +112,13 @@ def test_commands_of_a_document_exist(document: str) -> None:
                 command_parser().parse_args(words[1:])
             if words and words[0] == "make":
                 assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text(), line
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_overrides_that_a_document_shows_work_on_the_demo_job(document: str) -> None:
+    for command in OVERRIDING.findall((ROOT / document).read_text()):
+        overrides = command_parser().parse_args(shlex.split(command)[1:]).overrides
+        assert [str(finding) for finding in check_job(load_job(DEMO, overrides))] == [], command
 
 
 @pytest.mark.parametrize("path", EXAMPLE_JOBS, ids=lambda path: str(path.relative_to(ROOT)))
