@@ -24,8 +24,9 @@ from headrace.contract.inference import (
     Scoring,
     WeightUpdate,
 )
+from headrace.contract.model import ModelFacts
 from headrace.contract.weights import WeightManifest
-from headrace.errors import EngineError
+from headrace.errors import ConfigError, EngineError
 from headrace_torch.device import check_device
 from headrace_torch.request_states import kv_fingerprint, state_problems
 from headrace_torch.weight_update import TorchWeightUpdate
@@ -104,6 +105,19 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring, KVMigration):
             max_length=settings.max_length,
             low_bit=("int8", "int4", "float8_e4m3fn"),
         )
+
+    @classmethod
+    def check_model(cls, settings: Any, model: ModelFacts, *, origin: Callable[[str], str]) -> None:
+        """Memory for one sequence, which where the settings bound none may be as long as the model's longest."""
+        kv_tokens, longest = settings.kv_tokens, settings.max_length or model.max_length
+        if kv_tokens is not None and longest is not None and kv_tokens < longest:
+            raise ConfigError(
+                f"kv_tokens = {kv_tokens} is memory for less than one sequence: prompt and answer may have {longest} "
+                "tokens, the model's most",
+                origin=origin("kv_tokens"),
+                fix=f"set kv_tokens to at least {longest} or leave it out, or set max_length to what prompts and "
+                "answers need",
+            )
 
     async def start(self, context: InferenceContext) -> None:
         """Load ``context.model_path`` and serve it as ``context.version``."""

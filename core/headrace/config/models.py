@@ -22,6 +22,7 @@ def check_model(job: Job, plugins: Selections) -> list[HeadraceError]:
         return [error]
     if facts is None:
         return []
+    _ask_engine(plugins, facts)
     _ask_environment(plugins, facts)
     return list(_lengths(job, plugins, facts))
 
@@ -68,6 +69,18 @@ def _folder(job: Job, path: Path) -> ModelFacts:
         )
     length = config.get("max_position_embeddings")
     return ModelFacts(origin=origin, path=str(path), max_length=length if isinstance(length, int) else None)
+
+
+def _ask_engine(plugins: Selections, facts: ModelFacts) -> None:
+    selected = plugins.rollout
+    if selected is None or not issubclass(selected.cls, InferenceEngine):
+        return
+    cls = selected.cls
+
+    def ask() -> None:
+        cls.check_model(selected.settings, facts, origin=lambda key: plugins.origin(selected, key))
+
+    plugins.ask(selected, "check_model", ask)
 
 
 def _ask_environment(plugins: Selections, facts: ModelFacts) -> None:

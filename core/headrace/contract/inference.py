@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.contract.columns import Array
 from headrace.contract.generation import EngineHealth, GenerationOutput, GenerationRequest, RequestState
+from headrace.contract.model import ModelFacts
 from headrace.contract.plugin import Plugin
 from headrace.contract.quantization import LowBit, Quantization
 from headrace.contract.weights import WeightManifest
@@ -83,6 +84,11 @@ class InferenceEngine(Plugin, ABC):
     def capabilities(cls, settings: Any) -> InferenceCapabilities:
         """Answered without importing the engine."""
         return InferenceCapabilities()
+
+    @classmethod
+    def check_model(cls, settings: Any, model: ModelFacts, *, origin: Callable[[str], str]) -> None:
+        """As :meth:`preflight`, about the model: raise a HeadraceError when it cannot be served under these settings,
+        for example with less memory than one of its sequences takes."""
 
     @abstractmethod
     async def start(self, context: InferenceContext) -> None:
