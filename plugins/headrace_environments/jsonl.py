@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.contract import Split, Task
+from headrace.contract import Split, Task, TaskLengths
 from headrace.errors import ConfigError
 from headrace_environments.chat import ChatSettings
 from headrace_environments.text import Origin, TextEnvironment, render
 
 CHECKED = 2000
-"""At most so many tasks per split, evenly spaced, are tried against the vocabulary at start."""
+"""At most so many tasks per split, evenly spaced, are tried against the vocabulary at start, and those that stand out
+by their length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +79,9 @@ class Jsonl(TextEnvironment):
             }
             self._refuse_empty_side(len(tasks), origin("path"))
 
-    def check(self) -> None:
-        for chosen in self._tasks.values():
-            self.check_texts(chosen[:: -(-len(chosen) // CHECKED) or 1], origin=self.settings.path)
+    def check(self) -> TaskLengths:
+        chosen = [task for tasks in self._tasks.values() for task in _telling(tasks)]
+        return self.check_texts(chosen, origin=self.settings.path)
 
     def size(self, split: Split) -> int | None:
         return len(self._tasks[split])
@@ -119,6 +120,12 @@ class Jsonl(TextEnvironment):
                 origin=origin,
                 fix="add records, change evaluation_share (0: train on all), or give evaluation_path",
             )
+
+
+def _telling(tasks: list[Task]) -> list[Task]:
+    """Those that are checked for all."""
+    longest = max(tasks, key=lambda task: len(task.data["prompt"]), default=None)
+    return [*tasks[:: -(-len(tasks) // CHECKED) or 1], *([longest] if longest else [])]
 
 
 def _refuse_overlap(train: list[Task], held_out: list[Task], origin: str) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from headrace.contract import Episode, Score, Split, Task
+from headrace.contract import Episode, Score, Split, Task, TaskLengths
 from headrace.errors import ConfigError, PluginError
 from headrace_environments.chat import ChatSettings
 from headrace_environments.plain import from_plain, to_plain
@@ -74,9 +74,9 @@ class ReasoningGym(TextEnvironment):
         self._judge = self._create(0, size=16)
         render(self.settings.prompt, self._judge[0], setting="prompt", origin=origin("prompt"))
 
-    def check(self) -> None:
+    def check(self) -> TaskLengths:
         deadline = time.monotonic() + CHECK_SECONDS
-        self.check_texts(self._tasks_until(deadline), origin=f"reasoning_gym {self.settings.dataset}")
+        return self.check_texts(self._tasks_until(deadline), origin=f"reasoning_gym {self.settings.dataset}")
 
     def built_in_rewards(self) -> Mapping[str, Scorer]:
         return {**super().built_in_rewards(), "verifier": self._verify}

@@ -10,10 +10,11 @@ import hashlib
 import math
 import string
 from dataclasses import dataclass
+from itertools import cycle, islice
 
 import numpy as np
 
-from headrace.contract import Split, Task
+from headrace.contract import Split, Task, TaskLengths
 from headrace_environments.text import TextEnvironment
 
 SYMBOLS = string.digits + string.ascii_lowercase
@@ -52,9 +53,10 @@ class SortSymbols(TextEnvironment):
 
     Settings = SortSymbolsSettings
 
-    def check(self) -> None:
-        whole = Task(id=SYMBOLS, data={"prompt": f"{SYMBOLS}=", "answer": SYMBOLS})
-        self.check_texts([whole], origin="sort_symbols")
+    def check(self) -> TaskLengths:
+        self.check_texts([_problem(SYMBOLS)], origin="sort_symbols")
+        longest = "".join(islice(cycle(SYMBOLS), self.settings.longest))
+        return self.check_texts([_problem(longest)], origin="sort_symbols")
 
     def size(self, split: Split) -> int | None:
         return None
@@ -65,10 +67,8 @@ class SortSymbols(TextEnvironment):
         generator = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, index]))
         while True:
             symbols = self._draw(generator)
-            answer = "".join(sorted(symbols))
-            if _held_out(answer) == (split == "evaluation"):
-                record = {"symbols": symbols, "answer": answer}
-                return Task(id=symbols, data={"prompt": f"{symbols}=", "answer": answer, "record": record})
+            if _held_out("".join(sorted(symbols))) == (split == "evaluation"):
+                return _problem(symbols)
 
     def _draw(self, generator: np.random.Generator) -> str:
         settings: SortSymbolsSettings = self.settings
@@ -77,6 +77,12 @@ class SortSymbols(TextEnvironment):
         count = len(SYMBOLS)
         drawn = generator.permutation(count)[:length] if settings.distinct else generator.integers(count, size=length)
         return "".join(SYMBOLS[i] for i in drawn)
+
+
+def _problem(symbols: str) -> Task:
+    answer = "".join(sorted(symbols))
+    record = {"symbols": symbols, "answer": answer}
+    return Task(id=symbols, data={"prompt": f"{symbols}=", "answer": answer, "record": record})
 
 
 def _held_out(answer: str) -> bool:

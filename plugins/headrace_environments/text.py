@@ -28,11 +28,12 @@ from headrace.contract import (
     ModelFacts,
     Score,
     Task,
+    TaskLengths,
 )
 from headrace.errors import ConfigError, ContractError
 from headrace_environments.chat import ChatSettings, ChatTemplate
 from headrace_environments.rewards import load_reward
-from headrace_environments.tokenizer import TextTokenizer
+from headrace_environments.tokenizer import TextTokenizer, shorten
 
 PROMPTS_KEPT = 64
 """Prompts whose tokens are remembered."""
@@ -61,7 +62,9 @@ class TextEnvironment(Environment, Demonstrations):
         cls(settings)._prepare(directory, origin)
 
     @classmethod
-    def check_model(cls, settings: Any, model: ModelFacts, *, directory: str, origin: Origin) -> None:
+    def check_model(
+        cls, settings: Any, model: ModelFacts, *, directory: str, origin: Origin
+    ) -> TaskLengths | None:
         """A :meth:`start` with the model's tokenizer, or with one of the same characters."""
         environment = cls(settings)
         context = EnvironmentContext(model_path=model.path or "", seed=0, directory=directory)
@@ -76,21 +79,21 @@ class TextEnvironment(Environment, Demonstrations):
         elif model.characters is not None:
             tokenizer = TextTokenizer.of_characters(model.characters, origin=model.origin)
         else:
-            return
-        environment._begin(context, tokenizer, origin)
+            return None
+        return environment._begin(context, tokenizer, origin)
 
     def start(self, context: EnvironmentContext) -> None:
         tokenizer = TextTokenizer.load(context.model_path)
         self._begin(context, tokenizer, lambda key: f"[environment] {key} = {getattr(self.settings, key)!r}")
 
-    def _begin(self, context: EnvironmentContext, tokenizer: TextTokenizer, origin: Origin) -> None:
+    def _begin(self, context: EnvironmentContext, tokenizer: TextTokenizer, origin: Origin) -> TaskLengths:
         self.context, self.tokenizer = context, tokenizer
         if self._chats:
             self._chat = ChatTemplate.load(context.model_path, system=self.settings.system, origin=origin("chat"))
         self._prompts: dict[str, Array] = {}
         self._asking = asyncio.Lock()
         self._prepare(context.directory, origin)
-        self.check()
+        return self.check()
 
     @property
     def _chats(self) -> bool:
@@ -101,8 +104,8 @@ class TextEnvironment(Environment, Demonstrations):
         relative to ``directory``, ``origin(key)`` is where a setting was written."""
 
     @abstractmethod
-    def check(self) -> None:
-        """Called by :meth:`start`, last: ConfigError when the vocabulary cannot spell the tasks."""
+    def check(self) -> TaskLengths:
+        """Called by :meth:`start`, last: how long the tasks are. ConfigError when the vocabulary cannot spell them."""
 
     def built_in_rewards(self) -> Mapping[str, Scorer]:
         """Rewards that this environment knows by name."""
@@ -148,12 +151,16 @@ class TextEnvironment(Environment, Demonstrations):
             text=task.data["answer"],
         )
 
-    def check_texts(self, tasks: Iterable[Task], *, origin: str) -> None:
-        """ConfigError when the vocabulary cannot spell a prompt or an answer of ``tasks``."""
+    def check_texts(self, tasks: Iterable[Task], *, origin: str) -> TaskLengths:
+        """How long ``tasks`` are. ConfigError when the vocabulary cannot spell a prompt or an answer of one."""
+        longest, text = 0, ""
         for task in tasks:
-            self._prompt(task)
+            length = len(self._prompt(task))
+            if length > longest:
+                longest, text = length, task.data["prompt"]
             if task.data["answer"] is not None:
                 self.tokenizer.check([task.data["answer"]], origin=f"{origin}, task {task.id}")
+        return TaskLengths(longest_prompt=longest, longest_text=shorten(text))
 
     def _prompt(self, task: Task) -> Array:
         """int32 [P], not to be written to: what the policy is asked with. All members of a group ask the same."""

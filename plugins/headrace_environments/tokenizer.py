@@ -125,7 +125,7 @@ class TextTokenizer:
         ids, missing = _spell(self._tokenizer, text)
         if missing:
             raise ConfigError(
-                f"the vocabulary lacks {', '.join(repr(_shorten(m)) for m in missing)}, needed for {_shorten(text)!r}",
+                f"the vocabulary lacks {', '.join(repr(shorten(m)) for m in missing)}, needed for {shorten(text)!r}",
                 origin=self._origin,
                 fix="add the characters to the alphabet of [model.scratch], choose a model that knows them, or "
                 "change the prompt or answer template",
@@ -140,7 +140,7 @@ def _spell(tokenizer: Tokenizer, text: str) -> tuple[list[int], list[str]]:
     except Exception as error:  # tokenizers raises plain Exception: a vocabulary without an unknown token refuses
         alone = [c for c in sorted(set(text)) if len(text) > 1 and _spell(tokenizer, c)[1]]
         if not alone and len(text) > 1 and "UNK" not in str(error):
-            raise ConfigError(f"the tokenizer cannot encode {_shorten(text)!r}: {error}") from error
+            raise ConfigError(f"the tokenizer cannot encode {shorten(text)!r}: {error}") from error
         return [], alone or [text]
     unknown = _unknown_id(tokenizer)
     pieces = [text[slice(*o)] for i, o in zip(encoding.ids, encoding.offsets, strict=True) if i == unknown]
@@ -252,5 +252,6 @@ def _ids(value: object) -> list[int]:
     return [int(i) for i in value] if isinstance(value, list) else [int(str(value))]
 
 
-def _shorten(text: str, limit: int = 60) -> str:
+def shorten(text: str, limit: int = 60) -> str:
+    """``text``, or how it begins."""
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.config.schema import Job
 from headrace.config.selections import Selected, Selections
-from headrace.contract import Environment, InferenceEngine, ModelFacts, ScratchModels, TrainingEngine
+from headrace.contract import Environment, InferenceEngine, ModelFacts, ScratchModels, TaskLengths, TrainingEngine
 from headrace.errors import ConfigError, ContractError, HeadraceError, WiringError
 
 
@@ -23,8 +23,8 @@ def check_model(job: Job, plugins: Selections) -> list[HeadraceError]:
     if facts is None:
         return []
     _ask_engine(plugins, facts)
-    _ask_environment(plugins, facts)
-    return list(_lengths(job, plugins, facts))
+    tasks = _ask_environment(plugins, facts)
+    return list(_lengths(job, plugins, facts, tasks))
 
 
 def _scratch(job: Job, plugins: Selections) -> ModelFacts | None:
@@ -83,19 +83,21 @@ def _ask_engine(plugins: Selections, facts: ModelFacts) -> None:
     plugins.ask(selected, "check_model", ask)
 
 
-def _ask_environment(plugins: Selections, facts: ModelFacts) -> None:
+def _ask_environment(plugins: Selections, facts: ModelFacts) -> TaskLengths | None:
     selected = plugins.environment
     if selected is None or not issubclass(selected.cls, Environment) or not plugins.lives_here("environment"):
-        return
+        return None
     cls, directory = selected.cls, selected.spec.directory
 
-    def ask() -> None:
-        cls.check_model(selected.settings, facts, directory=directory, origin=lambda key: plugins.origin(selected, key))
+    def ask() -> TaskLengths | None:
+        return cls.check_model(
+            selected.settings, facts, directory=directory, origin=lambda key: plugins.origin(selected, key)
+        )
 
-    plugins.ask(selected, "check_model", ask)
+    return plugins.ask(selected, "check_model", ask)
 
 
-def _lengths(job: Job, plugins: Selections, facts: ModelFacts) -> Iterator[ConfigError]:
+def _lengths(job: Job, plugins: Selections, facts: ModelFacts, tasks: TaskLengths | None) -> Iterator[ConfigError]:
     """Sequences that could never be as long as the job says."""
     selected, model = plugins.rollout, facts.max_length
     if selected is None or not issubclass(selected.cls, InferenceEngine):
@@ -111,8 +113,15 @@ def _lengths(job: Job, plugins: Selections, facts: ModelFacts) -> Iterator[Confi
         )
         return
     limit, wanted = engine or model, job.rollout.max_new_tokens
+    whose = "rollout.max_length" if engine else "the model's longest sequence"
+    if limit and tasks and tasks.longest_prompt >= limit:
+        yield ConfigError(
+            f"a prompt of {tasks.longest_prompt} tokens leaves no room for an answer: {whose} has {limit} tokens, "
+            f"answer included; the longest prompt is {tasks.longest_text!r}",
+            origin=job.origin(("environment",)),
+            fix=f"leave out tasks whose prompts have {limit} tokens or more, or allow longer sequences",
+        )
     if limit and wanted >= limit:
-        whose = "rollout.max_length" if engine else "the model's longest sequence"
         yield ConfigError(
             f"max_new_tokens = {wanted} leaves no room for a prompt: {whose} has {limit} tokens, prompt included",
             origin=job.origin(("rollout", "max_new_tokens")),

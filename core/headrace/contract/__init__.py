@@ -11,6 +11,7 @@ from headrace.contract.environment import (
     Score,
     Split,
     Task,
+    TaskLengths,
 )
 from headrace.contract.generation import (
     Completion,
@@ -118,6 +119,7 @@ __all__ = [
     "Storage",
     "StorageStats",
     "Task",
+    "TaskLengths",
     "TensorInfo",
     "TrainingCapabilities",
     "TrainingContext",

@@ -26,6 +26,15 @@ class Task:
     data: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskLengths:
+    """How long an environment's tasks are, in tokens of a model that is not loaded yet."""
+
+    longest_prompt: int
+    longest_text: str
+    """How that prompt begins, for messages."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Episode:
     """One trajectory's tokens, the three arrays aligned: prompt, sampled tokens, anything an environment inserted."""
@@ -111,9 +120,12 @@ class Environment(Plugin, ABC):
     """Used in environment workers (everything) and in scoring processes (``start`` and ``score``)."""
 
     @classmethod
-    def check_model(cls, settings: Any, model: ModelFacts, *, directory: str, origin: Callable[[str], str]) -> None:
+    def check_model(
+        cls, settings: Any, model: ModelFacts, *, directory: str, origin: Callable[[str], str]
+    ) -> TaskLengths | None:
         """As :meth:`preflight`, about the model: raise a HeadraceError when it cannot read or write the tasks, for
-        example for characters that it lacks."""
+        example for characters that it lacks; else say how long these are, None when that cannot be told."""
+        return None
 
     @abstractmethod
     def start(self, context: EnvironmentContext) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.config import check_job, load_job
 from support.refusals import refused, teaches
 from support.small_job import JOB, REWARD
 
@@ -39,6 +40,38 @@ def test_memory_for_less_than_one_sequence_is_refused(
 
 
 def test_memory_for_one_sequence_is_enough(write_tiny: WriteTiny) -> None:
-    from headrace.config import check_job, load_job
-
     assert check_job(load_job(write_tiny(), ["rollout.kv_tokens=64"])) == []
+
+
+SYMBOLS = 'use = "sort_symbols"\nmedian = 3\nshortest = 2\nlongest = 6\nreward = "./reward.py:digits"'
+JSONL = 'use = "jsonl"\npath = "words.jsonl"\nprompt = "{word}="\nanswer = "{back}"\n'
+
+
+def write_words(folder: Path, *words: str) -> None:
+    (folder / "words.jsonl").write_text("".join(f'{{"word": "{word}", "back": "{word[::-1]}"}}\n' for word in words))
+
+
+FEW = [f"{a}{b}" for a in "abcdefghij" for b in "klmnopqrst"]
+
+
+def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused_with_its_beginning(
+    write_tiny: WriteTiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_words(tmp_path, *FEW, "x" * 63)
+    text = refused(write_tiny((SYMBOLS, JSONL)), capsys)
+    teaches(text, "[environment]", "a prompt of 64 tokens leaves no room for an answer", "64 tokens or more")
+    assert f"the longest prompt is '{'x' * 59}…'" in text
+
+
+def test_a_prompt_that_leaves_room_for_one_token_is_accepted(write_tiny: WriteTiny, tmp_path: Path) -> None:
+    write_words(tmp_path, *FEW, "x" * 62)
+    assert [str(finding) for finding in check_job(load_job(write_tiny((SYMBOLS, JSONL))))] == []
+
+
+@pytest.mark.parametrize(("longest", "refusals"), [(62, 0), (63, 1)])
+def test_prompts_of_symbols_are_as_long_as_the_settings_let_them_be(
+    write_tiny: WriteTiny, longest: int, refusals: int
+) -> None:
+    job = load_job(write_tiny(("longest = 6", f"longest = {longest}\ndistinct = false")))
+    found = [str(finding) for finding in check_job(job)]
+    assert [f"a prompt of {longest + 1} tokens" in text for text in found] == [True] * refusals
