@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
+from pathlib import Path
 from importlib.util import find_spec
 
 from headrace.config.schema import Job
@@ -14,7 +16,7 @@ UNIX = "unix:"
 
 
 def check_network(job: Job) -> list[HeadraceError]:
-    """Tries to bind the host, on a port that the system chooses."""
+    """Tries to bind the host, on a port that the system chooses, and where metrics are to be served."""
     return [*_check_host(job), *_check_metrics(job)]
 
 
@@ -22,6 +24,7 @@ def _check_metrics(job: Job) -> list[HeadraceError]:
     try:
         if job.network.metrics:
             check_listen(job.network.metrics)
+            _check_free(job.network.metrics)
     except HeadraceError as error:
         error.origin = job.origin(("network", "metrics"))
         return [error]
@@ -62,3 +65,41 @@ def check_listen(listen: str) -> None:
         raise ConfigError(f"metrics at {listen!r}", fix="say HOST:PORT, as in 127.0.0.1:9464, or unix:PATH")
     if find_spec("prometheus_client") is None:
         raise PluginError("metrics need prometheus_client", fix='pip install "headrace[metrics]"')
+
+
+def unserved(listen: str, reason: str) -> ConfigError:
+    """Metrics cannot be served at ``listen``."""
+    return ConfigError(
+        f"metrics cannot be served at {listen}: {reason}",
+        origin=f"metrics = {listen!r}",
+        fix="choose a port or path that is free",
+    )
+
+
+def _check_free(listen: str) -> None:
+    """ConfigError where nobody could listen now."""
+    host, _, port = listen.rpartition(":")
+    unix = listen.startswith(UNIX)
+    if problem := _path_problem(Path(listen.removeprefix(UNIX))) if unix else _port_problem(host.strip("[]"), port):
+        raise unserved(listen, problem)
+
+
+def _port_problem(host: str, port: str) -> str:
+    """Why ``port`` cannot be had; "" when it can."""
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as asyncio's servers have it
+                probe.bind(address)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _path_problem(path: Path) -> str:
+    """Why no socket can be made at ``path``; "" when one can. A socket that is there is replaced, whoever made it."""
+    if path.exists() and not path.is_socket():
+        return "there is something else"
+    if not path.parent.is_dir():
+        return f"{path.parent} is not a folder"
+    return "" if os.access(path.parent, os.W_OK | os.X_OK) else f"{path.parent} is not writable"

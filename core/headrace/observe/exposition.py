@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from headrace.config.network import UNIX, check_listen
-from headrace.errors import ConfigError
+from headrace.config.network import UNIX, check_listen, unserved
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +41,7 @@ class MetricsPage:
             host, _, port = self._listen.rpartition(":")
             self._server = await asyncio.start_server(self._answer, host.strip("[]"), int(port), limit=_REQUEST_BYTES)
         except OSError as error:
-            raise ConfigError(
-                f"metrics cannot be served at {self._listen}: {error.strerror}",
-                fix="choose a port or path that is free",
-            ) from error
+            raise unserved(self._listen, error.strerror or str(error)) from error
         return f"{host}:{self._server.sockets[0].getsockname()[1]}"
 
     async def close(self) -> None:
