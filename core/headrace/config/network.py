@@ -62,7 +62,11 @@ def check_listen(listen: str) -> None:
     host, _, port = listen.rpartition(":")
     place = listen.removeprefix(UNIX) if listen.startswith(UNIX) else host and port.isdigit() and int(port) < 1 << 16
     if not place:
-        raise ConfigError(f"metrics at {listen!r}", fix="say HOST:PORT, as in 127.0.0.1:9464, or unix:PATH")
+        raise ConfigError(
+            f"metrics cannot be served at {listen!r}: it is neither HOST:PORT, with a port below 65536, nor unix:PATH",
+            origin=f"metrics = {listen!r}",
+            fix="say HOST:PORT, as in 127.0.0.1:9464, or unix:PATH",
+        )
     if find_spec("prometheus_client") is None:
         raise PluginError("metrics need prometheus_client", fix='pip install "headrace[metrics]"')
 
