@@ -63,6 +63,15 @@ def test_policies_without_staleness_train_the_same_rows_to_the_same_weights(star
         assert digests(first) == digests(other)
 
 
+def test_a_phase_that_its_accuracy_ends_before_its_last_batch_passes_the_audit(start: Start) -> None:
+    run = start('phase.warm-up.until={ metric = "evaluation/sampled_accuracy", at_least = 0.0, every = 2 }')
+    assert run.wait() == 0, run.stderr
+    assert len(trained_rows(run)) == 2 + 5
+    audit = audit_run(run.directory)
+    assert audit.ok, audit.violations
+    assert audit.checked["phases"] == 6, "each phase began when it was due and ended, and the run for no reason"
+
+
 def test_a_run_under_a_window_of_iterations_passes_its_audit(start: Start) -> None:
     run = start("staleness.policy=windowed", "phase.warm-up.steps=1")
     assert run.wait() == 0, run.stderr

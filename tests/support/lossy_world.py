@@ -90,7 +90,7 @@ class World(Launches):
 
     async def begin(self) -> None:
         """Every node serves version 0, and the phase begins."""
-        self.emit("run_started", job="lossy", seed=0, instances=list(self._live_versions))
+        self.emit("run_started", job="lossy", seed=0, instances=list(self._live_versions), phases=[])
         self.units[STORAGE] = self._serve(STORAGE)
         self.emit("version_published", version=0, digest="d0", nbytes=1)
         self.fleet.published(published(0))
@@ -105,24 +105,24 @@ class World(Launches):
             self.emit("self_check", instance=name, version=0, mean_abs_logprob_diff=0.0, tolerance=1.0)
         for name in self._workers:
             self.workers.add(name, self._serve(name))
-        flow = self.flow
         self.emit(
             "phase_started",
             phase="rl",
             algorithm="grpo",
             policy="any",
             max_staleness=self._policy.max_staleness,
-            batch_groups=flow.batch_groups,
-            group_size=flow.group_size,
+            batch_groups=self.flow.batch_groups,
+            group_size=self.flow.group_size,
             interrupts=self._policy.interruption is not None,
             rollout=True,
             version=0,
             steps=100,
+            until=None,
             stages=[],
         )
-        self.fleet.follow(flow)
-        self.controller.open_rows(flow, phase_partition(PARTITION, COLUMNS, group_size=flow.group_size))
-        self.controller.begin_phase(flow, plan())
+        self.fleet.follow(self.flow)
+        self.controller.open_rows(self.flow, phase_partition(PARTITION, COLUMNS, group_size=self.flow.group_size))
+        self.controller.begin_phase(self.flow, plan())
 
     # ------------------------------------------------------------ what recovery works on
 

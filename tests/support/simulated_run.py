@@ -65,10 +65,8 @@ class Simulation(RunFiles):
         self._generating: Counter[int] = Counter()
         self._ready: list[tuple[int, int]] = []
         self._rewards: dict[int, float] = {}
-        self._blocked = False
+        self._blocked = self._rollout = self._done = False
         self._idle_since: float | None = None
-        self._rollout = False
-        self._done = False
         self._tokens = 0
         self._run()
 
@@ -78,7 +76,8 @@ class Simulation(RunFiles):
         heapq.heappush(self._queue, (self._now + delay, len(self._queue) + len(self.events) * 1000, action))
 
     def _run(self) -> None:
-        self._emit("run_started", job="sort-symbols", seed=0, instances=list(self._free))
+        phases = [WARM_UP, REINFORCE] if self._warm_up else [REINFORCE]
+        self._emit("run_started", job="sort-symbols", seed=0, instances=list(self._free), phases=phases)
         self._start_nodes()
         self._publish(0)
         if self._warm_up:
@@ -114,6 +113,7 @@ class Simulation(RunFiles):
             rollout=rollout,
             version=self._version,
             steps=self._steps if rollout else self._warm_up,
+            until=None,
             stages=[],
         )
 

@@ -31,7 +31,7 @@ class Story:
         self._groups = 0
         self._rewards: dict[int, float | None] = {}
         self._version_of: dict[int, int] = {}
-        self.tell("run_started", job="story", seed=0, instances=[INSTANCE])
+        self.tell("run_started", job="story", seed=0, instances=[INSTANCE], phases=[])
         self._start()
         self.tell(
             "phase_started",
@@ -45,6 +45,7 @@ class Story:
             rollout=True,
             version=0,
             steps=100,
+            until=None,
             stages=list(stages),
         )
 

@@ -18,6 +18,7 @@ from headrace.observe.audit_findings import RULES, Findings, Rule, Violation
 from headrace.observe.audit_groups import GroupChecker
 from headrace.observe.audit_interruption import InterruptionChecker
 from headrace.observe.audit_log import LogChecker
+from headrace.observe.audit_phases import PhaseChecker
 from headrace.observe.audit_result import AuditResult
 from headrace.observe.audit_trajectories import TrajectoryChecker
 from headrace.observe.audit_versions import VersionChecker
@@ -98,12 +99,13 @@ class _Auditor:
         self._trajectories = TrajectoryChecker(self._findings, self._versions, self._groups, self._interruptions)
         self._batches = BatchChecker(self._findings, self._versions, self._groups)
         self._agreement = AgreementChecker(self._findings)
+        phases = PhaseChecker(self._findings, self._versions)
         log, versions, groups = self.log, self._versions, self._groups
         trajectories, batches, agreement = self._trajectories, self._batches, self._agreement
         interruptions = self._interruptions
         self._handlers: dict[type, tuple[Callable[[Any], None], ...]] = {
-            RunStarted: (log.run_started,),
-            PhaseStarted: (log.phase_started, versions.phase_started, groups.phase_started),
+            RunStarted: (log.run_started, phases.run_started),
+            PhaseStarted: (log.phase_started, phases.phase_started, versions.phase_started, groups.phase_started),
             NodeStarted: (agreement.node_started,),
             NodeStopped: (log.node_stopped, interruptions.node_stopped, versions.node_stopped),
             InstanceDraining: (versions.instance_draining,),
@@ -127,10 +129,10 @@ class _Auditor:
             GroupDropped: (groups.group_dropped,),
             BatchTaken: (batches.batch_taken,),
             BatchReleased: (batches.batch_released,),
-            BatchTrained: (batches.batch_trained,),
+            BatchTrained: (batches.batch_trained, phases.batch_trained),
             SelfCheck: (agreement.self_checked,),
             EvaluationStarted: (versions.evaluation_started,),
-            EvaluationFinished: (versions.evaluation_finished,),
+            EvaluationFinished: (versions.evaluation_finished, phases.evaluation_finished),
             CheckpointSaved: (log.checkpoint_saved,),
             Resumed: (
                 log.resumed,
@@ -140,7 +142,7 @@ class _Auditor:
                 interruptions.resumed,
                 agreement.resumed,
             ),
-            RunFinished: (log.run_finished, self._run_finished),
+            RunFinished: (log.run_finished, phases.run_finished, self._run_finished),
         }
 
     def see(self, event: AnyEvent) -> None:

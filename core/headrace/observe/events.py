@@ -46,6 +46,8 @@ class RunStarted(Event, frozen=True, kw_only=True):
     seed: int
     instances: list[str]
     """Names of the rollout instances."""
+    phases: list[str] = []
+    """Names, in order."""
 
 
 class PhaseStarted(Event, frozen=True, kw_only=True):
@@ -63,6 +65,8 @@ class PhaseStarted(Event, frozen=True, kw_only=True):
     """The version the trainer works on."""
     steps: int
     """Training batches, at most."""
+    until: tuple[str, float] | None = None
+    """(metric, accuracy): reached, it ends the phase before that."""
     interrupts: bool = False
     """Whether the policy gives up that a trajectory is of one version: what is in the middle of its answer goes on
     under newer ones."""

@@ -225,6 +225,7 @@ class TrainingLoop:
             rollout=plan.rollout,
             version=self.version,
             steps=phase.steps,
+            until=(phase.until.metric, phase.until.at_least) if phase.until is not None else None,
             stages=list(columns.writes),
             **sizes,
         )

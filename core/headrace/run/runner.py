@@ -147,7 +147,8 @@ def _announce(run: _Run) -> None:
     job, resumed = run.job, run.resumed
     if resumed is None:
         names = [f"rollout-{i}" for i in range(job.rollout.instances)]
-        run.journal.emit("run_started", job=job.job.name, seed=job.job.seed, instances=names)
+        phases = [phase.name for phase in job.phases]
+        run.journal.emit("run_started", job=job.job.name, seed=job.job.seed, instances=names, phases=phases)
         return
     state = resumed.state
     run.journal.emit(

@@ -27,7 +27,7 @@ JOB = {"job": {"name": "sort-symbols"}, "phase": [{"name": "warm-up"}, {"name": 
 SUMMARY = {
     "samples_before": [{"prompt": "sort [ba] =", "answer": "[bold]ba", "reward": 0.0}],
     "samples_after": [{"prompt": "sort [ba] =", "answer": "ab", "reward": 1.0}],
-    "audit": "PASS: 18 rules over 1,238 events, 240 trajectories trained, none lost, and a good deal more than that",
+    "audit": "PASS: 19 rules over 1,238 events, 240 trajectories trained, none lost, and a good deal more than that",
     "report": "runs/sort-symbols-1/report.html",
 }
 

@@ -26,7 +26,7 @@ def log(tmp_path: Path) -> Iterator[EventLog]:
 
 def test_events_are_numbered_and_read_back_typed(tmp_path: Path) -> None:
     with EventLog(tmp_path / "events.jsonl") as log:
-        first = log.emit("run_started", job="toy", seed=7, instances=["rollout-0"])
+        first = log.emit("run_started", job="toy", seed=7, instances=["rollout-0"], phases=["only"])
         log.emit("version_retired", version=3)
     one, two = read_events(tmp_path)
     assert isinstance(one, RunStarted)

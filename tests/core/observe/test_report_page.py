@@ -116,7 +116,7 @@ def test_every_plot_is_valid_plotly_and_every_axis_has_a_title(
 
 
 def test_the_page_tells_the_verdict_the_books_the_job_and_the_answers(page: str, simulation: Any) -> None:
-    assert "✓ Audit passed: 18 rules over" in page
+    assert "✓ Audit passed: 19 rules over" in page
     assert "<td>dropped: run_ended</td>" in page
     assert "<dt>max_new_tokens</dt><dd>36</dd>" in page
     last = max(r["version"] for r in simulation.evaluations)
@@ -145,7 +145,7 @@ def test_a_log_without_its_end_is_not_shown_as_a_pass(simulate: Any, tmp_path: P
     run = simulate(steps=2)
     del run.events[-1]
     page = write_report(run.write(tmp_path / "run")).read_text(encoding="utf-8")
-    assert "✓ Audit passed so far: 18 rules over" in page
+    assert "✓ Audit passed so far: 19 rules over" in page
     assert "not finished" in page
 
 

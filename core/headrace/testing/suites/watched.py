@@ -30,6 +30,7 @@ _PHASE = {
     "rollout": True,
     "version": 0,
     "steps": 1,
+    "until": None,
     "stages": ["advantage"],
 }
 
@@ -51,7 +52,7 @@ def _generated(group: int) -> list[tuple[str, dict[str, Any]]]:
 
 
 _HAPPENED: list[tuple[str, dict[str, Any]]] = [
-    ("run_started", {"job": "watched", "seed": 0, "instances": ["rollout-0"]}),
+    ("run_started", {"job": "watched", "seed": 0, "instances": ["rollout-0"], "phases": ["only"]}),
     ("node_started", {"node": "trainer", "role": "trainer", "pid": 41}),
     ("node_started", {"node": "rollout-0", "role": "rollout", "pid": 42}),
     ("version_published", {"version": 0, "digest": "a0", "nbytes": 64}),
