@@ -94,14 +94,18 @@ def save_model(model: Decoder, path: str, *, like: str | None) -> None:
     """Write a Hugging Face directory to ``path`` (created when missing).
 
     ``like``: the directory the model came from; its tokenizer and generation files are copied, and
-    ``config.json`` keeps the keys that this package does not know. ValueError when that is another model.
+    ``config.json`` keeps the keys that this package does not know. ValueError when that is another model, OSError when
+    the disk refuses it.
     """
     target = Path(path)
     target.mkdir(parents=True, exist_ok=True)
     dtype = str(model.model.embed_tokens.weight.dtype).removeprefix("torch.")
     write_side_files(target, model.config, dtype=dtype, like=like)
     tensors = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
-    save_file(tensors, str(target / WEIGHTS), metadata={"format": "pt"})
+    try:
+        save_file(tensors, str(target / WEIGHTS), metadata={"format": "pt"})
+    except SafetensorError as error:  # whose class says nothing of a full disk, only its words do
+        raise OSError(f"{error}") from error
 
 
 def write_side_files(target: Path, config: ModelConfig, *, dtype: str, like: str | None) -> None:

@@ -34,7 +34,8 @@ def create_model(path: str, *, settings: Mapping[str, Any], seed: int) -> None:
     create_weights(model, seed)
     save_model(model, path, like=None)
     directory = Path(path)
-    _tokenizer(table.alphabet).save(str(directory / "tokenizer.json"))
+    tokenizer = _tokenizer(table.alphabet).to_str(pretty=True)
+    (directory / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
     _write(directory / "tokenizer_config.json", _tokenizer_config(table))
     _write(directory / "generation_config.json", {"bos_token_id": _BOS, "eos_token_id": _EOS, "pad_token_id": _PAD})
 

@@ -161,5 +161,5 @@ class ScratchModels(ABC):
     @classmethod
     @abstractmethod
     def create_model(cls, path: str, *, settings: Mapping[str, Any], seed: int) -> None:
-        """Write a Hugging Face directory to ``path``. ``settings``: the job file's ``[model.scratch]`` table.
-        ConfigError names a setting that is unknown or impossible."""
+        """Write a Hugging Face directory to ``path``; OSError when the disk refuses it. ``settings``: the job file's
+        ``[model.scratch]`` table. ConfigError names a setting that is unknown or impossible."""

@@ -7,8 +7,9 @@ Invariant: engine calls happen on one thread, one at a time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -96,7 +97,8 @@ class TrainerService(NodeService):
         """Write a randomly initialised model directory."""
         cls = load("training_engine", call.engine.use, directory=call.engine.directory)
         assert issubclass(cls, ScratchModels)
-        await self._on_engine_thread(lambda: cls.create_model(call.path, settings=call.settings, seed=call.seed))
+        with self._writing(call.path, fix="free disk space, or put the runs elsewhere with [job] runs"):
+            await self._on_engine_thread(lambda: cls.create_model(call.path, settings=call.settings, seed=call.seed))
 
     @rpc
     async def begin_phase(self, setup: PhaseSetup) -> None:
@@ -186,11 +188,15 @@ class TrainerService(NodeService):
     async def save(self, call: SaveCall) -> None:
         """Write a resume or export directory."""
         phase = self._running()
-        try:
+        fix = "free disk space, keep fewer with [checkpoint] keep, or put the runs elsewhere with [job] runs"
+        with self._writing(call.path, fix=fix):
             await self._on_engine_thread(lambda: phase.engine.save(call.path, kind=call.kind))
+
+    @contextmanager
+    def _writing(self, path: str, *, fix: str) -> Iterator[None]:
+        """What the disk refuses becomes a RunError."""
+        try:
+            yield
         except OSError as error:
-            raise RunError(
-                f"{call.path} cannot be written: {error.strerror or error}",
-                origin=f"node {self.name}",
-                fix="free disk space, keep fewer with [checkpoint] keep, or put the runs elsewhere with [job] runs",
-            ) from error
+            reason = error.strerror or error
+            raise RunError(f"{path} cannot be written: {reason}", origin=f"node {self.name}", fix=fix) from error
