@@ -24,6 +24,8 @@ from pydantic_core import ErrorDetails
 T = TypeVar("T")
 LONGEST = 100
 """Characters of a value that are shown."""
+LIKENESS = 0.7
+"""Of a name and what it was probably meant to be, at least: below it, ``port`` would be ``transport``."""
 Path = tuple[str | int, ...]
 """Keys and list positions from the validated table to a value."""
 
@@ -43,7 +45,7 @@ class Problem:
 
 def near_miss(name: str, candidates: Iterable[str]) -> str | None:
     """The candidate that ``name`` was probably meant to be."""
-    matches = difflib.get_close_matches(name, sorted(candidates), n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(name, sorted(candidates), n=1, cutoff=LIKENESS)
     return matches[0] if matches else None
 
 

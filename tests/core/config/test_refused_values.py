@@ -54,6 +54,7 @@ VALUES = [
     ("job=1", "job should be a table", "[job]"),
     ("jobb.seed=1", "unknown key 'jobb'", "rename it to job"),
     ("seed=1", "known here: algorithm, batch, ", "remove it"),
+    ("network.port=49689", "unknown key 'port'; known here: host, metrics, transport", "remove it"),
     ("job.steps.x=1", "job.steps is not a table", "set a key of a table"),
     ("job.seed", "is not of the form a.b=value", "for example --set rollout.instances=4"),
     ("job..seed=1", "is not of the form a.b=value", "for example"),
