@@ -1,7 +1,7 @@
 """Role and name to class: how every plugin, built in or not, is found.
 
 A ``use`` has one of three forms: a name (an entry point of the group ``headrace.<role>``), ``module:Class``, or
-``./file.py:Class`` relative to the job file. Nothing is imported until it is selected.
+``./file.py:Class`` relative to the job file. Nothing is imported until it is selected, or a key that the selected one lacks is looked for.
 
 Invariant: a class that :func:`load` returns fills its role, was built for this contract version and leaves no
 abstract method open.
@@ -17,6 +17,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
@@ -38,9 +39,9 @@ from headrace.contract import (
     TrainingEngine,
     WeightTransport,
 )
-from headrace.errors import ConfigError, ContractError, PluginError
+from headrace.errors import ConfigError, ContractError, HeadraceError, PluginError
 from headrace.hooks import Observer
-from headrace.validation import Problem, near_miss, validate
+from headrace.validation import Problem, keys_at, near_miss, validate
 
 ROLES: Mapping[str, type[Plugin]] = MappingProxyType(
     {
@@ -166,6 +167,16 @@ def listing(role: str | None = None) -> list[Listed]:
         for group in ([role] if role else ROLES)
         for point in sorted(_points(group), key=lambda p: p.name)
     ]
+
+
+def having(role: str, key: str) -> list[str]:
+    """Names of the installed plugins of a role that have a setting ``key``. One that cannot be loaded has none."""
+    names = []
+    for listed in listing(role):
+        with suppress(HeadraceError):
+            if key in keys_at(load(role, listed.name).Settings):
+                names.append(listed.name)
+    return names
 
 
 def _points(role: str) -> list[EntryPoint]:

@@ -16,7 +16,7 @@ from headrace.config.loading import PHASE_TABLES, core_keys, selector
 from headrace.config.schema import Job
 from headrace.contract import Plugin
 from headrace.errors import ConfigError, ContractError, HeadraceError
-from headrace.registry import PluginSpec, judge_settings, load, require
+from headrace.registry import PluginSpec, having, judge_settings, load, require
 from headrace.validation import Path as KeyPath
 from headrace.validation import Problem, keys_at, unknown_key
 
@@ -155,7 +155,7 @@ class Selections:
     def _setting_error(self, selected: Selected, problem: Problem, reserved: frozenset[str]) -> None:
         own, path = keys_at(selected.cls.Settings), problem.path
         if len(path) == 1 and path[0] not in own:
-            problem = unknown_key(path, own | reserved)
+            problem = _of_others(selected.spec, path) or unknown_key(path, own | reserved)
         elif not path and (key := problem.message.partition(" ")[0]) in own:
             path = (key,)
         self.errors.append(ConfigError(problem.message, origin=self.origin(selected, *path), fix=problem.fix))
@@ -182,3 +182,15 @@ class Selections:
                 check_interpreter(python, spec, places, origin=job.origin((node, "python")))
             except HeadraceError as error:
                 self.errors.append(error)
+
+
+def _of_others(spec: PluginSpec, path: KeyPath) -> Problem | None:
+    """The problem of a key that ``spec``'s plugin lacks and others of its role have."""
+    key, others = path[-1], having(spec.role, str(path[-1]))
+    if not others:
+        return None
+    return Problem(
+        path=path,
+        message=f"{key} is no setting of {spec.use}; those have it: {', '.join(others)}",
+        fix=f"remove {key}, or choose one of those",
+    )

@@ -103,6 +103,12 @@ MISTAKES: dict[str, Mistake] = {
         "max(max_staleness, 1)",
         "at most 2, or raise max_staleness",
     ),
+    "a_key_of_another_policy": (
+        [(BOUNDED, 'policy = "synchronous"\noutstanding_batches = 1')],
+        "[staleness] outstanding_batches = 1",
+        "outstanding_batches is no setting of synchronous; those have it: multi_version, partial_rollout",
+        "remove outstanding_batches, or choose one of those",
+    ),
     "lag_of_the_synchronous_policy": (
         [(BOUNDED, "max_staleness = 1")],
         "[staleness] max_staleness = 1",
