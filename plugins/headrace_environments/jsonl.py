@@ -21,6 +21,7 @@ from headrace.contract import Split, Task, TaskLengths
 from headrace.errors import ConfigError
 from headrace_environments.chat import ChatSettings
 from headrace_environments.text import Origin, TextEnvironment, render
+from headrace_environments.tokenizer import shorten
 
 CHECKED = 2000
 """At most so many tasks per split, evenly spaced, are tried against the vocabulary at start, and those that stand out
@@ -77,7 +78,7 @@ class Jsonl(TextEnvironment):
                 "train": [t for t, out in zip(tasks, sides, strict=True) if not out],
                 "evaluation": [t for t, out in zip(tasks, sides, strict=True) if out],
             }
-            self._refuse_empty_side(len(tasks), origin("path"))
+            self._refuse_empty_side([task.data["prompt"] for task in tasks], origin("path"))
 
     def check(self) -> TaskLengths:
         chosen = [task for tasks in self._tasks.values() for task in _telling(tasks)]
@@ -111,15 +112,27 @@ class Jsonl(TextEnvironment):
         digest = hashlib.blake2b(json.dumps([prompt, answer]).encode(), digest_size=8).hexdigest()
         return Task(id=digest, data={"prompt": prompt, "answer": answer, "record": record})
 
-    def _refuse_empty_side(self, records: int, origin: str) -> None:
+    def _refuse_empty_side(self, prompts: list[str], origin: str) -> None:
         share = self.settings.evaluation_share
         empty = [split for split, tasks in self._tasks.items() if not tasks and (split == "train" or share > 0)]
         if empty:
             raise ConfigError(
-                f"with evaluation_share = {share}, {records} records leave none for {empty[0]}",
+                f"with evaluation_share = {share}, {_counted(prompts)} none for {empty[0]}: equal prompts are on one "
+                "side",
                 origin=origin,
-                fix="add records, change evaluation_share (0: train on all), or give evaluation_path",
+                fix="add records with other prompts, change evaluation_share (0: train on all), or give "
+                "evaluation_path",
             )
+
+
+def _counted(prompts: list[str]) -> str:
+    """How many there are, and leave."""
+    different = len(set(prompts))
+    if len(prompts) == 1:
+        return "1 record leaves"
+    if different == 1:
+        return f"{len(prompts)} records, all with the prompt {shorten(prompts[0])!r}, leave"
+    return f"{len(prompts)} records with {different} different prompts leave"
 
 
 def _telling(tasks: list[Task]) -> list[Task]:

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import re
 import string
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -227,6 +229,10 @@ def finished(episode: Episode) -> bool:
 
 def render(template: str, fields: Mapping[str, Any], *, setting: str, origin: str) -> str:
     """``template`` with ``{field}`` and ``{field[key]}`` filled in. ConfigError names a field that is missing."""
+    fix = "write {field} or {field[key]} for a field that every record has, {{ for {"
+    if attribute := _attribute(template):
+        message = f"{setting} = {template!r} asks for {{{attribute}}}, an attribute, and records have fields alone"
+        raise ConfigError(message, origin=origin, fix=fix)
     try:
         return string.Formatter().vformat(template, (), fields)
     except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
@@ -234,9 +240,21 @@ def render(template: str, fields: Mapping[str, Any], *, setting: str, origin: st
             message = f"{setting} = {template!r} needs {error}, which this record lacks; it has {_fields(fields)}"
         else:
             message = f"{setting} = {template!r} is not a template: {error}"
-        raise ConfigError(
-            message, origin=origin, fix="write {field} or {field[key]} for a field that every record has, {{ for {"
-        ) from None
+        raise ConfigError(message, origin=origin, fix=fix) from None
+
+
+@lru_cache(maxsize=64)
+def _attribute(template: str) -> str:
+    """The first field of ``template`` that reads an attribute; "" when none does, or it is no template."""
+    try:
+        for _, field, inner, _ in string.Formatter().parse(template):
+            if field is not None and "." in re.sub(r"\[[^]]*\]", "", field):
+                return field
+            if inner and (found := _attribute(inner)):
+                return found
+    except ValueError:  # of which more is said where it is rendered
+        pass
+    return ""
 
 
 def _fields(fields: Mapping[str, Any]) -> str:

@@ -122,7 +122,7 @@ def test_records_without_answers_need_a_reward_of_their_own(start: Start, tmp_pa
         ('{"q": "a"}', {"prompt": "{question}"}, "needs 'question'", "data.jsonl:1"),
         ('{"prompt": "a", "answer": "é"}', {"evaluation_share": 0.0}, "vocabulary lacks 'é'", "data.jsonl"),
         ('{"prompt": "a", "answer": 99999999999999999999}', {}, "does not fit 64 bits", "data.jsonl:1"),
-        ('{"prompt": "a", "answer": "b"}', {}, "1 records leave none for", "data.jsonl"),
+        ('{"prompt": "a", "answer": "b"}', {}, "1 record leaves none for", "data.jsonl"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_place(

@@ -66,7 +66,10 @@ def test_a_reward_that_cannot_be_used_is_refused_where_it_is_named(
         (WORDS, {"prompt": "{wrd}"}, r"needs 'wrd', which this record lacks; it has word, back", "] prompt, at"),
         (WORDS, {"answer": "{bak}"}, "needs 'bak'", "] answer, at"),
         (WORDS, {"evaluation_path": "words.jsonl"}, "are in both files", "] path and job.toml"),
-        (WORDS, {"evaluation_share": 0.5}, "1 records leave none for", "] path"),
+        (WORDS, {"evaluation_share": 0.5}, "1 record leaves none for", "] path"),
+        (WORDS * 20, {"evaluation_share": 0.5}, "20 records, all with the prompt 'ab', leave none for", "] path"),
+        (WORDS, {"prompt": "{word.__class__}>"}, r"asks for \{word\.__class__\}, an attribute", "] prompt, at"),
+        (WORDS, {"answer": "{word:{back.real}}"}, r"asks for \{back\.real\}, an attribute", "] answer, at"),
     ],
 )
 def test_a_data_set_that_cannot_be_used_is_refused(
