@@ -1,8 +1,9 @@
-"""Whether a run can have its directory, found out without making one."""
+"""Whether a run can have its directory, found out by making another beside it that is gone at once."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 from headrace.config.schema import Job
@@ -20,9 +21,14 @@ def check_run_directory(job: Job, run_dir: Path | None) -> list[ConfigError]:
 
 
 def _unwritable(path: Path) -> str:
-    """Why nothing can be made at ``path``; "" when it can. What must be writable is the first folder that exists."""
+    """Why nothing can be made at ``path``; "" when it can. What must take it is the first folder that exists: its
+    permissions alone do not tell, for some file systems take nothing from anybody."""
     path = path.absolute()
     found = next(place for place in (path, *path.parents) if os.path.lexists(place))
     if not found.is_dir():
         return f"{found} is not a folder"
-    return "" if os.access(found, os.W_OK | os.X_OK) else f"{found} is not writable"
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".headrace-", dir=found))
+    except OSError as error:
+        return f"{found} takes no new folder: {error.strerror}"
+    return ""

@@ -331,6 +331,12 @@ MISTAKES: dict[str, Mistake] = {
         f"contract version {CONTRACT_VERSION + 1}, this is {CONTRACT_VERSION}",
         "install the plugin's release",
     ),
+    "runs_where_no_folder_can_be_made": (
+        [("steps = 10", 'steps = 10\nruns = "/proc/self/runs"')],
+        '[job] runs = "/proc/self/runs"',
+        "takes no new folder: ",
+        "choose another place",
+    ),
     "unwritable_runs": (
         [("steps = 10", 'steps = 10\nruns = "mine.py"')],
         '[job] runs = "mine.py"',
