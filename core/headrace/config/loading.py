@@ -26,7 +26,7 @@ from headrace.config.schema import (
     TrainerConfig,
 )
 from headrace.config.sources import Sources, read_sources
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, RunError
 from headrace.validation import Path as KeyPath
 from headrace.validation import near_miss, unknown_key, validate
 
@@ -85,8 +85,19 @@ def load_job(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Job
 
 
 def load_resolved(path: Path, *, directory: str) -> Job:
-    """The job that ``job.json`` of a run holds. ``directory``: of the job file it once was."""
-    data = _without_none(json.loads(path.read_text()))
+    """The job that ``job.json`` of a run holds. ``directory``: of the job file it once was. RunError when it holds
+    none."""
+    try:
+        data = _without_none(json.loads(path.read_text(encoding="utf-8")))
+        problem = "" if isinstance(data, dict) and data else "it holds no job"
+    except (OSError, ValueError) as error:
+        problem = str(error)
+    if problem:
+        raise RunError(
+            f"the job of the run cannot be read: {problem}",
+            origin=str(path),
+            fix="put the file back as the run wrote it; nothing else says what the run is to do",
+        )
     return _load(Sources(file=str(path), data=data), directory=Path(directory))
 
 

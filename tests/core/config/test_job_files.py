@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from headrace.config import JobErrors, check_job, dumps, load_job
+from headrace.config import JobErrors, check_job, dumps, load_job, load_resolved
 from headrace.config.sources import key_lines
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, RunError
 
 WriteJob = Callable[..., Path]
 
@@ -243,3 +243,13 @@ def test_one_mistake_does_not_hide_another(write_job: WriteJob) -> None:
     with pytest.raises(JobErrors, match="mini_batches") as caught:
         load_job(write_job(("mini_batches = 2", "mini_batch = 2")), ["job.sed=1", "rollout.instances=0"])
     assert len(caught.value.errors) == 3
+
+
+@pytest.mark.parametrize("content", ['{"job": {"na', "", "{}", "[]", "null", b"\xff"])
+def test_a_run_whose_job_was_damaged_says_so(tmp_path: Path, content: str | bytes) -> None:
+    path = tmp_path / "job.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(RunError, match="the job of the run cannot be read: ") as caught:
+        load_resolved(path, directory=str(tmp_path))
+    assert caught.value.origin == str(path)
+    assert "put the file back" in caught.value.fix
