@@ -46,7 +46,8 @@ class AuditResult:
             held += f", resumed {_times(resumed)}"
         passed = "PASS without C1" if self.summary["interrupting"] else "PASS"
         if self.ok and not self.finished:
-            return f"{passed} so far: {held}, {self.summary['trained']:,} trajectories trained, log unfinished"
+            end = "log unfinished" if self.summary["status"] is None else "log goes on"
+            return f"{passed} so far: {held}, {self.summary['trained']:,} trajectories trained, {end}"
         if self.ok:
             return f"{passed}: {held}, {self.summary['trained']:,} trajectories trained, none lost"
         count = sum(self.violated.values())
@@ -75,7 +76,13 @@ def _notes(result: AuditResult) -> Iterator[str]:
     """What limits the verdict."""
     summary = result.summary
     if summary["cut_short"]:
-        yield f"line {summary['events'] + 1:,} is cut in the middle: its writer was killed, or is writing it now"
+        line = f"line {summary['events'] + 1:,} is cut in the middle"
+        if summary["status"] is None:
+            yield f"{line}: its writer was killed, or is writing it now"
+        elif summary["status"] == "completed":
+            yield f"{line}; it follows the end of a completed run"
+        else:
+            yield f"{line}; it follows the end: a resume was cut off"
     if summary["status"] is None:
         yield "the log has no run_finished: the run is still going, or was killed"
     if not result.finished:

@@ -187,6 +187,28 @@ def test_a_killed_run_with_half_a_last_line_is_audited_up_to_there(run_dir: Path
     assert max(len(line) for line in text.splitlines()) <= 80
 
 
+@pytest.mark.parametrize(
+    ("status", "note"),
+    [("completed", "; it follows the end of a completed run"), ("stopped", "; it follows the end: a resume was cut off")],
+)
+def test_half_a_line_after_the_end_is_said_to_follow_it(
+    simulation: Any, tmp_path: Path, status: str, note: str
+) -> None:
+    events = [*simulation.events[:-1], {**simulation.events[-1], "status": status}]
+    audited(events, tmp_path)
+    log = tmp_path / "events.jsonl"
+    with log.open("ab") as file:
+        file.write(b'{"seq":')
+    result = audit_run(log)
+    assert result.ok
+    assert not result.finished
+    assert result.verdict.endswith("trained, log goes on")
+    text = format_audit(result)
+    assert f"line {len(events) + 1:,} is cut in the middle{note}" in text
+    assert "was killed, or" not in text
+    assert max(len(line) for line in text.splitlines()) <= 80
+
+
 def test_a_log_without_its_end_passes_only_so_far(simulation: Any, tmp_path: Path) -> None:
     result = audited(simulation.events[:-1], tmp_path)
     assert result.ok
