@@ -137,8 +137,11 @@ def _counted(prompts: list[str]) -> str:
 
 def _telling(tasks: list[Task]) -> list[Task]:
     """Those that are checked for all."""
-    longest = max(tasks, key=lambda task: len(task.data["prompt"]), default=None)
-    return [*tasks[:: -(-len(tasks) // CHECKED) or 1], *([longest] if longest else [])]
+    if not tasks:
+        return []
+    longest = max(tasks, key=lambda task: len(task.data["prompt"]))
+    shortest = min(tasks, key=lambda task: len(task.data["answer"] or ""))
+    return [*tasks[:: -(-len(tasks) // CHECKED)], longest, shortest]
 
 
 def _refuse_overlap(train: list[Task], held_out: list[Task], origin: str) -> None:

@@ -55,8 +55,9 @@ class SortSymbols(TextEnvironment):
 
     def check(self) -> TaskLengths:
         self.check_texts([_problem(SYMBOLS)], origin="sort_symbols")
-        longest = "".join(islice(cycle(SYMBOLS), self.settings.longest))
-        return self.check_texts([_problem(longest)], origin="sort_symbols")
+        extremes = (self.settings.shortest, self.settings.longest)
+        tasks = [_problem("".join(islice(cycle(SYMBOLS), length))) for length in extremes]
+        return self.check_texts(tasks, origin="sort_symbols")
 
     def size(self, split: Split) -> int | None:
         return None

@@ -155,14 +155,20 @@ class TextEnvironment(Environment, Demonstrations):
 
     def check_texts(self, tasks: Iterable[Task], *, origin: str) -> TaskLengths:
         """How long ``tasks`` are. ConfigError when the vocabulary cannot spell a prompt or an answer of one."""
-        longest, text = 0, ""
+        longest, text, answers = 0, "", set[int]()
         for task in tasks:
             length = len(self._prompt(task))
             if length > longest:
                 longest, text = length, task.data["prompt"]
             if task.data["answer"] is not None:
                 self.tokenizer.check([task.data["answer"]], origin=f"{origin}, task {task.id}")
-        return TaskLengths(longest_prompt=longest, longest_text=shorten(text))
+                answers.add(len(self.tokenizer.answer(task.data["answer"])))
+        return TaskLengths(
+            longest_prompt=longest,
+            longest_text=shorten(text),
+            shortest_answer=min(answers, default=None),
+            exact=self._scorer is exact,
+        )
 
     def _prompt(self, task: Task) -> Array:
         """int32 [P], not to be written to: what the policy is asked with. All members of a group ask the same."""

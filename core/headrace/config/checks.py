@@ -35,7 +35,7 @@ from headrace.contract import (
     TrainingEngine,
 )
 from headrace.contract.columns import KNOWN
-from headrace.errors import ConfigError, WiringError
+from headrace.errors import ConfigError, HeadraceError, WiringError
 from headrace.validation import Path as KeyPath
 from headrace.validation import near_miss
 
@@ -52,7 +52,8 @@ def check_job(job: Job, *, run_dir: Path | None = None) -> list[Finding]:
     checker.run()
     checker.errors += check_run_directory(job, run_dir)
     findings = [Finding(severity="error", error=error) for error in checker.errors]
-    findings += [Finding(severity="warning", error=warning) for warning in inert_settings(job, checker.needs)]
+    warnings = [*checker.warnings, *inert_settings(job, checker.needs)]
+    findings += [Finding(severity="warning", error=warning) for warning in warnings]
     return list({str(finding): finding for finding in findings}.values())
 
 
@@ -63,13 +64,15 @@ class _Checker:
         self.job = job
         self.plugins = Selections(job)
         self.errors = self.plugins.errors
+        self.warnings: list[HeadraceError] = []
         self.needs = [self._needs(selected) for selected in self.plugins.algorithms]
         """Per phase; None where the algorithm is in error."""
 
     def run(self) -> None:
         self.errors += check_network(self.job)
         self.errors += check_room(self.job)
-        self.errors += check_model(self.job, self.plugins)
+        for finding in check_model(self.job, self.plugins):
+            (self.errors if finding.severity == "error" else self.warnings).append(finding.error)
         self._rollout_capabilities()
         self._quantization()
         for index, phase in enumerate(self.job.phases):

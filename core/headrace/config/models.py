@@ -7,24 +7,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from headrace.config.findings import Finding
 from headrace.config.schema import Job
 from headrace.config.selections import Selected, Selections
 from headrace.contract import Environment, InferenceEngine, ModelFacts, ScratchModels, TaskLengths, TrainingEngine
 from headrace.errors import ConfigError, ContractError, HeadraceError, WiringError
 
 
-def check_model(job: Job, plugins: Selections) -> list[HeadraceError]:
+def check_model(job: Job, plugins: Selections) -> list[Finding]:
     """Says what is wrong with the model, or else where it does not fit its users. What a plugin raises is noted by
     ``plugins``."""
     try:
         facts = _scratch(job, plugins) if job.model.path is None else _folder(job, Path(job.model.path))
     except HeadraceError as error:
-        return [error]
+        return [Finding(severity="error", error=error)]
     if facts is None:
         return []
     _ask_engine(plugins, facts)
     tasks = _ask_environment(plugins, facts)
-    return list(_lengths(job, plugins, facts, tasks))
+    errors = [Finding(severity="error", error=error) for error in _lengths(job, plugins, facts, tasks)]
+    return [*errors, *_answers(job, tasks)]
 
 
 def _scratch(job: Job, plugins: Selections) -> ModelFacts | None:
@@ -127,6 +129,20 @@ def _lengths(job: Job, plugins: Selections, facts: ModelFacts, tasks: TaskLength
             origin=job.origin(("rollout", "max_new_tokens")),
             fix=f"set max_new_tokens below {limit} by as many tokens as prompts have, or allow longer sequences",
         )
+
+
+def _answers(job: Job, tasks: TaskLengths | None) -> list[Finding]:
+    """Whether an answer as the tasks themselves have it can be given at all."""
+    most, shortest = job.rollout.max_new_tokens, tasks.shortest_answer if tasks else None
+    if tasks is None or shortest is None or most >= shortest:
+        return []
+    error = ConfigError(
+        f"max_new_tokens = {most} is too few for any of the tasks' own answers: the shortest has {shortest} tokens, its "
+        f"end included{', and no other is rewarded' if tasks.exact else ''}",
+        origin=job.origin(("rollout", "max_new_tokens")),
+        fix=f"set max_new_tokens to at least {shortest}, or choose tasks with shorter answers",
+    )
+    return [Finding(severity="error" if tasks.exact else "warning", error=error)]
 
 
 def unbacked(selected: Selected, capability: str, base: type) -> ContractError:

@@ -33,6 +33,10 @@ class TaskLengths:
     longest_prompt: int
     longest_text: str
     """How that prompt begins, for messages."""
+    shortest_answer: int | None = None
+    """Of their own answers, with what ends it; None: they have none, or none is known."""
+    exact: bool = False
+    """No other answer is rewarded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

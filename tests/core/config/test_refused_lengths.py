@@ -75,3 +75,25 @@ def test_prompts_of_symbols_are_as_long_as_the_settings_let_them_be(
     job = load_job(write_tiny(("longest = 6", f"longest = {longest}\ndistinct = false")))
     found = [str(finding) for finding in check_job(job)]
     assert [f"a prompt of {longest + 1} tokens" in text for text in found] == [True] * refusals
+
+
+def test_a_reward_for_exact_answers_that_none_can_have_is_refused(
+    write_tiny: WriteTiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_words(tmp_path, *(f"{word}{'x' * 6}" for word in FEW))
+    text = refused(write_tiny((SYMBOLS, JSONL)), capsys)
+    teaches(text, "[rollout] max_new_tokens = 8", "the shortest has 9 tokens, its end included", "at least 9")
+    assert "no other is rewarded" in text
+
+
+def test_answers_too_short_for_the_tasks_own_are_warned_about_where_others_are_rewarded(write_tiny: WriteTiny) -> None:
+    (finding,) = check_job(load_job(write_tiny(), ["rollout.max_new_tokens=2"]))
+    assert finding.severity == "warning"
+    assert "max_new_tokens = 2 is too few for any of the tasks' own answers: the shortest has 3" in str(finding)
+    assert "from: --set rollout.max_new_tokens=2" in str(finding)
+
+
+def test_one_answer_that_fits_is_enough(write_tiny: WriteTiny, tmp_path: Path) -> None:
+    write_words(tmp_path, *(f"{word}{'x' * 6}" for word in FEW), "short")
+    assert check_job(load_job(write_tiny((SYMBOLS, JSONL)))) == []
+    assert check_job(load_job(write_tiny(), ["rollout.max_new_tokens=3"])) == []
