@@ -103,7 +103,8 @@ class EnvironmentConfig(PluginConfig):
 
 
 class AutoscaleConfig(Table):
-    """``[rollout.autoscale]``: instances join and leave by how busy they are."""
+    """``[rollout.autoscale]``: instances join and leave by how busy they are. A run that begins with fewer or more than
+    the bounds allow is brought within them first."""
 
     min: Few = 1
     max: Few
