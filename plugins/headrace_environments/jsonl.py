@@ -100,6 +100,12 @@ class Jsonl(TextEnvironment):
         tasks = [self._task(record, f"{path}:{line}", places) for line, record in _records(path, origin(key))]
         if not tasks:
             raise ConfigError(f"{path} has no records", origin=origin(key), fix="write one JSON object per line")
+        if not any(task.data["answer"] != "" for task in tasks):
+            raise ConfigError(
+                f"every answer in {path} is empty: the policy would learn to say nothing",
+                origin=origin("answer"),
+                fix='name the field that has the answers, or set answer = "" and name a reward of your own',
+            )
         return tasks
 
     def _task(self, record: dict[str, Any], line: str, places: Mapping[str, str]) -> Task:

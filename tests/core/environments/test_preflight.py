@@ -14,6 +14,7 @@ from headrace_environments.reasoning_gym import ReasoningGym
 from headrace_environments.sort_symbols import SortSymbols
 from support.chat_model import write_chat_model
 
+EMPTY = '{"word": "ab", "back": ""}\n'
 WORDS = '{"word": "ab", "back": "ba"}\n'
 
 
@@ -66,6 +67,7 @@ def test_a_reward_that_cannot_be_used_is_refused_where_it_is_named(
         (WORDS, {"prompt": "{wrd}"}, r"needs 'wrd', which this record lacks; it has word, back", "] prompt, at"),
         (WORDS, {"answer": "{bak}"}, "needs 'bak'", "] answer, at"),
         (WORDS, {"evaluation_path": "words.jsonl"}, "are in both files", "] path and job.toml"),
+        (EMPTY * 20, {}, r"every answer in .*words\.jsonl is empty", "] answer"),
         (WORDS, {"evaluation_share": 0.5}, "1 record leaves none for", "] path"),
         (WORDS * 20, {"evaluation_share": 0.5}, "20 records, all with the prompt 'ab', leave none for", "] path"),
         (WORDS, {"prompt": "{word.__class__}>"}, r"asks for \{word\.__class__\}, an attribute", "] prompt, at"),
@@ -81,6 +83,15 @@ def test_a_data_set_that_cannot_be_used_is_refused(
         preflight(Jsonl, tmp_path, **{"path": "words.jsonl", "prompt": "{word}", "answer": "{back}", **settings})
     assert place in caught.value.origin
     assert caught.value.fix
+
+
+def test_some_answers_may_be_empty_and_all_where_there_are_none(tmp_path: Path) -> None:
+    (tmp_path / "words.jsonl").write_text(EMPTY + WORDS)
+    (tmp_path / "mine.py").write_text("def reward(answer):\n    return 1\n")
+    own: dict[str, Any] = {"path": "words.jsonl", "prompt": "{word}", "evaluation_share": 0.0}
+    preflight(Jsonl, tmp_path, **own, answer="{back}")
+    (tmp_path / "words.jsonl").write_text(EMPTY)
+    preflight(Jsonl, tmp_path, **own, answer="", reward="./mine.py:reward")
 
 
 def test_a_template_that_is_none_is_refused_by_its_name() -> None:
