@@ -67,10 +67,16 @@ def _folder(job: Job, path: Path) -> ModelFacts:
         raise ConfigError(
             f"model path {path} {problem}; expected a Hugging Face-format folder",
             origin=origin,
-            fix="give a folder relative to the job file, or make a fresh model with [model.scratch]",
+            fix="give a folder relative to the job file, or make a fresh model with [model.scratch]" + _hint(job, path),
         )
     length = config.get("max_position_embeddings")
     return ModelFacts(origin=origin, path=str(path), max_length=length if isinstance(length, int) else None)
+
+
+def _hint(job: Job, path: Path) -> str:
+    """Where somebody may have written how to get a model that is not there."""
+    told = Path(job.directory, "README.md")
+    return f"; {told} may say how to get this one" if told.is_file() and not path.exists() else ""
 
 
 def _ask_engine(plugins: Selections, facts: ModelFacts) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config import load_job
+from headrace.config import check_job, load_job
 from headrace.contract import Demonstrations, Environment, EnvironmentContext
 from headrace.registry import build
 from headrace_environments.rewards import load_reward
@@ -32,6 +32,14 @@ def test_an_examples_environment_fits_its_model(name: str, tmp_path: Path) -> No
         assert len(shown.tokens) - int(shown.loss_mask.sum()) + job.rollout.max_new_tokens <= 128
         if name != "rewards":
             assert environment.score(task, shown).reward == 1
+
+
+def test_a_pretrained_model_that_is_not_there_leads_to_what_says_how_to_get_it(tmp_path: Path) -> None:
+    job = load_job(EXAMPLES / "smollm2" / "job.toml", [f"model.path={tmp_path / 'gone'}"])
+    (missing,) = (str(finding) for finding in check_job(job) if "is not a folder" in str(finding))
+    told = EXAMPLES / "smollm2" / "README.md"
+    assert f"; {told} may say how to get this one" in missing
+    assert "python examples/smollm2/convert.py" in told.read_text()
 
 
 def test_the_ten_line_reward_is_that_and_pays_for_falling_symbols() -> None:
