@@ -1,7 +1,8 @@
 """Role and name to class: how every plugin, built in or not, is found.
 
 A ``use`` has one of three forms: a name (an entry point of the group ``headrace.<role>``), ``module:Class``, or
-``./file.py:Class`` relative to the job file. Nothing is imported until it is selected, or a key that the selected one lacks is looked for.
+``./file.py:Class`` relative to the job file. Nothing is imported until it is selected, or a key is looked for that
+the selected plugin lacks.
 
 Invariant: a class that :func:`load` returns fills its role, was built for this contract version and leaves no
 abstract method open.

@@ -64,9 +64,7 @@ class TextEnvironment(Environment, Demonstrations):
         cls(settings)._prepare(directory, origin)
 
     @classmethod
-    def check_model(
-        cls, settings: Any, model: ModelFacts, *, directory: str, origin: Origin
-    ) -> TaskLengths | None:
+    def check_model(cls, settings: Any, model: ModelFacts, *, directory: str, origin: Origin) -> TaskLengths | None:
         """A :meth:`start` with the model's tokenizer, or with one of the same characters."""
         environment = cls(settings)
         context = EnvironmentContext(model_path=model.path or "", seed=0, directory=directory)

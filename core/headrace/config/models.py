@@ -143,8 +143,8 @@ def _answers(job: Job, tasks: TaskLengths | None) -> list[Finding]:
     if tasks is None or shortest is None or most >= shortest:
         return []
     error = ConfigError(
-        f"max_new_tokens = {most} is too few for any of the tasks' own answers: the shortest has {shortest} tokens, its "
-        f"end included{', and no other is rewarded' if tasks.exact else ''}",
+        f"max_new_tokens = {most} is too few for any of the tasks' own answers: the shortest has {shortest} tokens, "
+        f"its end included{', and no other is rewarded' if tasks.exact else ''}",
         origin=job.origin(("rollout", "max_new_tokens")),
         fix=f"set max_new_tokens to at least {shortest}, or choose tasks with shorter answers",
     )

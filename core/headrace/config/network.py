@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from pathlib import Path
 from importlib.util import find_spec
+from pathlib import Path
 
 from headrace.config.schema import Job
 from headrace.errors import ConfigError, HeadraceError, PluginError

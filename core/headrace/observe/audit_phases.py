@@ -11,7 +11,7 @@ class PhaseChecker:
     """Phases come in the order of the job. Each trains as many batches as it says, skipped ones included, or fewer when
     the accuracy that may end it was reached by the version that it ended with.
 
-    A log from before the names of its phases were told has nothing that this could be checked against.
+    In a log that does not name its phases there is nothing that this could be checked against.
     """
 
     def __init__(self, findings: Findings, versions: VersionChecker) -> None:

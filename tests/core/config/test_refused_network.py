@@ -16,9 +16,7 @@ pytest.importorskip("prometheus_client", reason="the extra metrics is not instal
 WriteJob = Callable[..., Path]
 
 
-def test_a_port_that_is_taken_is_refused(
-    folder: Path, write_job: WriteJob, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_port_that_is_taken_is_refused(folder: Path, write_job: WriteJob, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         override = f"network.metrics=127.0.0.1:{taken.getsockname()[1]}"
         text = refused(write_job(), capsys, "--set", override)

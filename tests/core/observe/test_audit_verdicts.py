@@ -189,7 +189,10 @@ def test_a_killed_run_with_half_a_last_line_is_audited_up_to_there(run_dir: Path
 
 @pytest.mark.parametrize(
     ("status", "note"),
-    [("completed", "; it follows the end of a completed run"), ("stopped", "; it follows the end: a resume was cut off")],
+    [
+        ("completed", "; it follows the end of a completed run"),
+        ("stopped", "; it follows the end: a resume was cut off"),
+    ],
 )
 def test_half_a_line_after_the_end_is_said_to_follow_it(
     simulation: Any, tmp_path: Path, status: str, note: str

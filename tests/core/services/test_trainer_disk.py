@@ -26,9 +26,15 @@ class Full(FakeTrainingEngine):
 """
 
 
-async def test_a_model_that_a_full_disk_refuses_is_said_to_be_so(tmp_path: Path) -> None:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A private directory, as a run has, with the plugin."""
     tmp_path.chmod(0o700)
     (tmp_path / "full.py").write_text(FULL)
+    return tmp_path
+
+
+async def test_a_model_that_a_full_disk_refuses_is_said_to_be_so(folder: Path) -> None:
     setup = TrainerSetup(
         transport=PluginSpec(role="weight_transport", use="zmq"),
         ledger=f"ipc://{folder}/ledger",
@@ -41,16 +47,14 @@ async def test_a_model_that_a_full_disk_refuses_is_said_to_be_so(tmp_path: Path)
         role="trainer",
         start=0,
         controller="ipc://nowhere",
-        network=Network.create(str(tmp_path)),
+        network=Network.create(str(folder)),
         setup=msgspec.msgpack.encode(setup),
     )
     trainer = TrainerService(spec)
-    engine = PluginSpec(role="training_engine", use="./full.py:Full", directory=str(tmp_path))
+    engine = PluginSpec(role="training_engine", use="./full.py:Full", directory=str(folder))
     try:
         with pytest.raises(RunError, match="initial cannot be written: No space left on device") as caught:
-            await trainer.create_model(
-                ScratchModel(engine=engine, path=str(tmp_path / "initial"), settings={}, seed=0)
-            )
+            await trainer.create_model(ScratchModel(engine=engine, path=str(folder / "initial"), settings={}, seed=0))
     finally:
         await trainer.close()
     assert caught.value.origin == "node trainer"
