@@ -133,7 +133,7 @@ class TorchTrainingEngine(TrainingEngine, Snapshots, ScratchModels):
 
         table = read(settings, origin=origin)
         characters = frozenset(table.alphabet)
-        return ModelFacts(origin=origin("alphabet"), max_length=table.max_length, characters=characters)
+        return ModelFacts(origin=origin("alphabet"), max_length=table.max_length, characters=characters, begins=1)
 
     @classmethod
     def create_model(cls, path: str, *, settings: Mapping[str, Any], seed: int) -> None:

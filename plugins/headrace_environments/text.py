@@ -77,7 +77,7 @@ class TextEnvironment(Environment, Demonstrations):
                 fix='remove chat, or choose a model that was trained to chat: write [model] path = "FOLDER"',
             )
         elif model.characters is not None:
-            tokenizer = TextTokenizer.of_characters(model.characters, origin=model.origin)
+            tokenizer = TextTokenizer.of_characters(model.characters, begins=model.begins, origin=model.origin)
         else:
             return None
         return environment._begin(context, tokenizer, origin)

@@ -52,14 +52,15 @@ class TextTokenizer:
             raise
 
     @classmethod
-    def of_characters(cls, characters: Iterable[str], *, origin: str) -> TextTokenizer:
-        """One token per character, after one that ends. ``origin``: where the characters were listed."""
+    def of_characters(cls, characters: Iterable[str], *, begins: int, origin: str) -> TextTokenizer:
+        """One token per character, after one that ends and, so many times, begins. ``origin``: where the characters
+        were listed."""
         package = _package()
         words = {token: number for number, token in enumerate(["", *sorted(characters)])}
         tokenizer = package.Tokenizer(package.models.WordLevel(words))
         tokenizer.pre_tokenizer = package.pre_tokenizers.Split(package.Regex(r"[\s\S]"), behavior="isolated")
         tokenizer.decoder = package.decoders.Fuse()
-        return cls(tokenizer, prefix=(), eos=0, stops=(), origin=origin)
+        return cls(tokenizer, prefix=[0] * begins, eos=0, stops=(), origin=origin)
 
     @classmethod
     def _load(cls, folder: Path, *, origin: str) -> TextTokenizer:

@@ -17,3 +17,5 @@ class ModelFacts:
     """Tokens of the longest sequence, prompt and answer together."""
     characters: frozenset[str] | None = None
     """All that it can read and write, where it does so character by character."""
+    begins: int = 0
+    """Tokens that are put before a text of such characters."""

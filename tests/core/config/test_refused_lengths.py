@@ -57,24 +57,24 @@ FEW = [f"{a}{b}" for a in "abcdefghij" for b in "klmnopqrst"]
 def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused_with_its_beginning(
     write_tiny: WriteTiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_words(tmp_path, *FEW, "x" * 63)
+    write_words(tmp_path, *FEW, "x" * 62)
     text = refused(write_tiny((SYMBOLS, JSONL)), capsys)
     teaches(text, "[environment]", "a prompt of 64 tokens leaves no room for an answer", "64 tokens or more")
     assert f"the longest prompt is '{'x' * 59}…'" in text
 
 
 def test_a_prompt_that_leaves_room_for_one_token_is_accepted(write_tiny: WriteTiny, tmp_path: Path) -> None:
-    write_words(tmp_path, *FEW, "x" * 62)
+    write_words(tmp_path, *FEW, "x" * 61)
     assert [str(finding) for finding in check_job(load_job(write_tiny((SYMBOLS, JSONL))))] == []
 
 
-@pytest.mark.parametrize(("longest", "refusals"), [(62, 0), (63, 1)])
+@pytest.mark.parametrize(("longest", "refusals"), [(61, 0), (62, 1)])
 def test_prompts_of_symbols_are_as_long_as_the_settings_let_them_be(
     write_tiny: WriteTiny, longest: int, refusals: int
 ) -> None:
     job = load_job(write_tiny(("longest = 6", f"longest = {longest}\ndistinct = false")))
     found = [str(finding) for finding in check_job(job)]
-    assert [f"a prompt of {longest + 1} tokens" in text for text in found] == [True] * refusals
+    assert [f"a prompt of {longest + 2} tokens" in text for text in found] == [True] * refusals
 
 
 def test_a_reward_for_exact_answers_that_none_can_have_is_refused(
