@@ -5,12 +5,14 @@ This module is torch-free: everything behind ``start`` is imported by it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.contract.training import TrainingCapabilities, TrainingContext
 from headrace.errors import EngineError
 from headrace_fsdp.others import start_others
 from headrace_fsdp.settings import FsdpTrainingSettings
+from headrace_torch.device import check_device
 from headrace_torch.training import TorchTrainingEngine
 
 if TYPE_CHECKING:
@@ -27,6 +29,11 @@ class FsdpTrainingEngine(TorchTrainingEngine):
     def capabilities(cls, settings: Any) -> TrainingCapabilities:
         """As the torch engine, but nothing low-bit: no rank has the whole of a matrix to quantise."""
         return TrainingCapabilities(snapshots=True, scratch=True, values=True, dtype=settings.dtype)
+
+    @classmethod
+    def preflight(cls, settings: Any, *, directory: str, origin: Callable[[str], str]) -> None:
+        """The devices must be there."""
+        check_device(settings.device, origin=origin("device"), count=settings.ranks)
 
     def _start(self, context: TrainingContext) -> Leader:
         if context.quantization is not None:

@@ -8,9 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 from headrace.errors import ConfigError
 
 
-def check_device(device: str, *, origin: str) -> None:
-    """ConfigError when ``device`` is a GPU and torch cannot have one. ``origin``: where it was written."""
-    problem = _no_gpu() if device == "cuda" else ""
+def check_device(device: str, *, origin: str, count: int = 1) -> None:
+    """ConfigError when ``device`` is a GPU and torch cannot have so many. ``origin``: where it was written."""
+    problem = _no_gpu(count) if device == "cuda" else ""
     if problem:
         raise ConfigError(
             f'device = "cuda", and {problem}; a device is "cpu" or "cuda"',
@@ -19,8 +19,8 @@ def check_device(device: str, *, origin: str) -> None:
         )
 
 
-def _no_gpu() -> str:
-    """Why torch will see no GPU; "" when it will, or nobody can tell."""
+def _no_gpu(wanted: int) -> str:
+    """Why torch will not see so many GPUs; "" when it will, or nobody can tell."""
     try:
         build = version("torch").partition("+")[2]
     except PackageNotFoundError:
@@ -36,4 +36,6 @@ def _no_gpu() -> str:
     count = ctypes.c_int(0)
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
         return "this machine has no GPU that this process may use"
+    if count.value < wanted:
+        return f"{wanted} GPUs are needed, one a rank, where this process may use {count.value}"
     return ""

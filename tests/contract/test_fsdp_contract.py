@@ -17,7 +17,7 @@ class TestOneRank(TrainingEngineContract):
 
     @pytest.fixture
     def plugin(self) -> TrainingEngine:
-        return FsdpTrainingEngine(FsdpTrainingEngine.Settings(learning_rate=1e-3, ranks=self.ranks))
+        return FsdpTrainingEngine(FsdpTrainingEngine.Settings(learning_rate=1e-3, ranks=self.ranks, rank_deadline=60))
 
     @pytest.fixture
     def model_path(self, sharp_model: str) -> str:

@@ -31,6 +31,7 @@ TINY: dict[str, Any] = {
     "tie_embeddings": False,
 }
 PLAIN: dict[str, Any] = {"learning_rate": 1e-3, "max_gradient_norm": float("inf")}
+IMPATIENT: dict[str, Any] = {"rank_deadline": 60.0}
 
 
 def write_model(path: Path, **settings: Any) -> str:
@@ -52,7 +53,7 @@ def write_model(path: Path, **settings: Any) -> str:
 def started(model_path: str, *, ranks: int | None, values: bool = False, **settings: Any) -> Iterator[Trainee]:
     """An engine of so many ranks; None: the torch engine. Its ranks are gone at the end."""
     kind = TorchTrainingEngine if ranks is None else FsdpTrainingEngine
-    chosen = {**PLAIN, **settings} | ({} if ranks is None else {"ranks": ranks})
+    chosen = {**PLAIN, **settings} if ranks is None else {**PLAIN, **IMPATIENT, **settings, "ranks": ranks}
     engine = kind(kind.Settings(**chosen))
     engine.start(
         TrainingContext(name="trainer", model_path=model_path, seed=5, threads=1, total_steps=20, values=values)

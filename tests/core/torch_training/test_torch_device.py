@@ -9,6 +9,7 @@ import pytest
 
 from headrace.contract import InferenceEngine, TrainingEngine
 from headrace.errors import ConfigError
+from headrace_fsdp.training import FsdpTrainingEngine
 from headrace_torch import device
 from headrace_torch.inference import TorchInferenceEngine
 from headrace_torch.training import TorchTrainingEngine
@@ -60,3 +61,15 @@ def test_a_gpu_that_torch_cannot_have_is_refused_where_it_is_named(
         engine.preflight(engine.Settings(device="cuda"), directory=".", origin=lambda key: f"job.toml:3  {key}")
     assert caught.value.origin == "job.toml:3  device"
     assert 'set device = "cpu"' in caught.value.fix
+
+
+def test_every_rank_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "version", lambda name: "2.13.0+cu130")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(gpus=2))
+    for ranks in (1, 2):
+        settings = FsdpTrainingEngine.Settings(device="cuda", ranks=ranks)
+        FsdpTrainingEngine.preflight(settings, directory=".", origin=str)
+    with pytest.raises(ConfigError, match=r"4 GPUs are needed, one a rank, where this process may use 2"):
+        FsdpTrainingEngine.preflight(
+            FsdpTrainingEngine.Settings(device="cuda", ranks=4), directory=".", origin=lambda key: f"job.toml:3  {key}"
+        )
