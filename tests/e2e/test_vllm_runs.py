@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headrace.observe.audit import audit_run
-from support.whole_runs import alive, descendants, events, follow
+from support.whole_runs import alive, descendants, events, follow, pid_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -72,15 +72,16 @@ def test_answers_go_on_under_newer_versions(start: Start) -> None:
     assert result.summary["mixed"] > 0
 
 
-def test_an_instance_whose_vllm_is_killed_is_started_again(start: Start) -> None:
+def test_an_instance_that_is_killed_is_started_again_and_its_vllm_ends_with_it(start: Start) -> None:
     run = start(*VLLM, "rollout.instances=1", "phase.rl.steps=20")
     follow(run, "batch_trained", of='"version":5')
-    (node,) = {event["pid"] for event in events(run, "node_started") if event["node"] == "rollout-0"}
-    for pid in descendants(node):
-        os.kill(pid, signal.SIGKILL)
+    node = pid_of(run, "rollout-0")
+    below = descendants(node)
+    os.kill(node, signal.SIGKILL)
     assert run.wait(seconds=SECONDS) == 0, run.stderr
     assert audit_run(run.directory).ok
     assert len([event for event in events(run, "node_started") if event["node"] == "rollout-0"]) == 2
+    assert alive(below) == []
 
 
 def test_nothing_of_vllm_outlives_a_run_that_is_killed(start: Start) -> None:
