@@ -123,7 +123,7 @@ class RolloutConfig(PluginConfig):
     """At the start."""
     order: Literal["stream", "longest_first"] = "stream"
     """Of groups: as the environment's stream has them, or those first, after each publication, whose prompts took the
-    longest answers before; which loses where an instance hosts one version at a time (``docs/simulator.md``)."""
+    longest answers before."""
     autoscale: AutoscaleConfig | None = None
     """None: only a person changes their number."""
     max_new_tokens: Large

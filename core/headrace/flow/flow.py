@@ -108,7 +108,7 @@ class Flow(Serving):
         if state is not None:
             self._restore(state)
         self._order: LongestFirst | None = None
-        if prompt is not None and not policy.lockstep:
+        if prompt is not None and rollout and not policy.lockstep:
             self._order = LongestFirst(self._ledger, prompt=prompt, groups=batch_groups)
 
     def _restore(self, state: FlowState) -> None:
@@ -199,7 +199,7 @@ class Flow(Serving):
         have. Lockstep: every instance hosts the newest version when a cohort begins; there is no gate on room.
         """
         version = self._version_to_start()
-        if version is None:
+        if version is None or self._must_have_a_slot(version):
             return None
         admitted = self._admission.admitted(self.view())
         self._versions.opened(version)
@@ -377,6 +377,10 @@ class Flow(Serving):
         older = (version for version in sorted(view.in_flight, reverse=True) if version < newest)
         fillable = (v for v in older if self._admission.admits(view, v, trained=trained) and self._dispatch.can_fill(v))
         return next((v for v in fillable if not self._batch.is_settled(v)), None)
+
+    def _must_have_a_slot(self, version: int) -> bool:
+        """Whether the next group waits for an idle slot: it will take long, and may not queue behind others as long."""
+        return self._order is not None and self._order.is_long_next and not self._dispatch.can_fill(version)
 
     def _room(self) -> float:
         return (self._batches - (self._batch.whole is not None)) * self.batch_groups

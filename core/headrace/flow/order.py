@@ -7,7 +7,8 @@ known, and they are taken to be average.
 
 Who would start when little time is left, because the next publication is all that is missing or because the block ran
 out early, is no *long* one, of the longest eighth of its block: those wait for the publication. Nobody waits for two:
-what is left of a block comes before the next one, whenever that is.
+what is left of a block comes before the next one, whenever that is. None of them is queued at an instance whose slots
+are taken, perhaps by others that take as long: who starts when it is served has most time, not who is sent first.
 
 Invariant: every group starts once, and none is skipped.
 """
@@ -37,6 +38,8 @@ class LongestFirst:
         self._sum = 0.0
         """Of those."""
         self._long: set[int] = set()
+        self._longest: set[int] = set()
+        """Those, and such as were long in an earlier block; none of them has started."""
         self._late: list[int] = []
         """Long groups that wait for the next publication."""
         self._queue = deque(self._block(ledger.reserved))
@@ -58,6 +61,11 @@ class LongestFirst:
         if missing > 0:
             self._queue.extend(self._block(self._ledger.reserve(missing)))
 
+    @property
+    def is_long_next(self) -> bool:
+        """Whether the group that comes next is of the longest, and to be given a slot at once."""
+        return bool(self._queue) and self._queue[0] in self._longest
+
     def next(self, *, late: bool) -> int:
         """The group to open. ``late``: only the publication of the next version is missing."""
         while True:
@@ -68,6 +76,7 @@ class LongestFirst:
             group = self._queue.popleft()
             if not late or group not in self._long:
                 self._long.discard(group)
+                self._longest.discard(group)
                 return group
             self._late.append(group)
 
@@ -76,5 +85,7 @@ class LongestFirst:
         took = {group: self._took.get(self._prompt(group)) for group in groups}
         mean = self._sum / len(self._took) if self._took else 0.0
         block = sorted(took, key=lambda group: -(took[group] or mean))
-        self._long.update(group for group in block[: len(block) // _LONG] if took[group] is not None)
+        long = {group for group in block[: len(block) // _LONG] if took[group] is not None}
+        self._long |= long
+        self._longest |= long
         return block

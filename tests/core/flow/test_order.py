@@ -22,10 +22,10 @@ def prompt(group: int) -> int:
     return group % PROMPTS
 
 
-def flow_of(*, batch_groups: int = PROMPTS, waits: str = "batch") -> Flow:
+def flow_of(*, batch_groups: int = PROMPTS, waits: str = "batch", slots: int = 100) -> Flow:
     policy = MultiVersion(MultiVersion.Settings(max_staleness=2, outstanding_batches=2, waits=waits))
     flow = Flow(policy=policy, batch_groups=batch_groups, group_size=1, prompt=prompt)
-    flow.join("a", slots=100, live_versions=100, versions=(0,))
+    flow.join("a", slots=slots, live_versions=100, versions=(0,))
     return flow
 
 
@@ -69,6 +69,19 @@ def test_after_a_publication_the_longest_start_first() -> None:
     flow, publish = begun({2: LONG, 5: LONG + 1})
     publish()
     assert [prompt(group) for group in start(flow, PROMPTS)] == [5, 2, 0, 1, 3, 4, 6, 7]
+
+
+def test_a_group_that_will_take_long_is_queued_behind_no_other_though_it_was_put_off_before() -> None:
+    flow = flow_of(slots=1)
+    for group in range(PROMPTS):
+        assert start(flow, 1) == [group]
+        store(flow, group, LONG if prompt(group) == 2 else SHORT)
+    publish = train(flow)
+    (late,) = start(flow, 1)
+    publish()
+    assert flow.next_ticket() is None, "others could wait in the queue of the one slot"
+    store(flow, late, SHORT)
+    assert list(map(prompt, start(flow, 1))) == [2]
 
 
 def test_a_prompt_that_nobody_has_answered_is_taken_to_be_average() -> None:
