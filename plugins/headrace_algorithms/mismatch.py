@@ -65,7 +65,7 @@ def _by_length(distance: Tensor, sums: Tensor, sequence: Tensor, sequences: int)
     for number in sorted(set(bins.tolist())):
         if number:  # 0: sequences without tokens
             among = bins == number
-            least, tokens = LENGTHS[number - 1], lengths[among].sum()
+            least, tokens = LENGTHS[number - 1], int(lengths[among].sum())
             metrics[f"mismatch/abs_logprob_diff_mean_from_{least}"] = (own[among].sum(), tokens, "mean")
-            metrics[f"mismatch/sequence_log_ratio_from_{least}"] = (sums[among].abs().sum(), among.sum(), "mean")
+            metrics[f"mismatch/sequence_log_ratio_from_{least}"] = (sums[among].abs().sum(), int(among.sum()), "mean")
     return metrics
