@@ -139,7 +139,7 @@ class Others:
         try:
             for rank in range(1, setup.settings.ranks):
                 self._all.append(Other(msgspec.structs.replace(setup, rank=rank)))
-        except BaseException:
+        except BaseException:  # whatever it was, those that were started must not be left; raised again
             self.close(kill=True)
             raise
 

@@ -108,6 +108,6 @@ def _offer(module: str, file: str) -> None:
     sys.modules[module] = loaded = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(loaded)
-    except BaseException:
+    except BaseException:  # a half-made module must not be found again; raised again
         del sys.modules[module]
         raise
