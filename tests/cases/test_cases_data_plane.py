@@ -1,8 +1,7 @@
 """Cases of group J, and I03, as far as the data plane has a part in them.
 
 J01 and J07 for a run's flow are in ``test_cases_flow.py``, J02 for its storage in ``test_cases_load.py``, I03 for its
-scoring in ``test_cases_environments.py``. No part yet: one copy of an image by its content (J03), which
-belongs to media that rows refer to.
+scoring in ``test_cases_environments.py``.
 """
 
 from __future__ import annotations
@@ -113,7 +112,6 @@ def try_to_put(partition: Partition, length: int) -> bool:
 
 
 def test_J03_pixels_go_to_nobody_who_does_not_ask_for_them(world: World) -> None:
-    """Images that samples share are stored once per sample: nothing knows yet that they are the same."""
     unit = world.unit()
     partition = world.plane().create(spec())
     pixels = np.zeros((8, 64, 64, 3), np.uint8)
@@ -123,6 +121,21 @@ def test_J03_pixels_go_to_nobody_who_does_not_ask_for_them(world: World) -> None
         assert set(batch.columns) == set(reads)
     assert world.bytes_from[unit, "get"] < pixels.nbytes / 50
     assert world.bytes_to["ledger", "note"] < pixels.nbytes / 50
+
+
+def test_J03_an_image_of_a_whole_group_is_sent_once_and_kept_once(world: World) -> None:
+    unit = world.unit()
+    columns = {**COLUMNS, "pixels": ColumnSchema("uint8", (64, 64, 3), by_content=True)}
+    partition = world.plane().create(PartitionSpec("phase", columns, {"look": ("pixels",)}, 8))
+    pixels = np.zeros((8, 64, 64, 3), np.uint8)
+    for _ in range(3):
+        partition.put({"pixels": pixels})
+    one = pixels[0].nbytes
+    assert world.bytes_to[unit, "put"] < 3 * 1.1 * one, "each put sends one"
+    assert world.storages[unit].stats().nbytes < 1.1 * one
+    _, batch = partition.take("look", 3)
+    assert world.bytes_from[unit, "get"] < 1.1 * one
+    assert (batch.repeated["pixels"].column() == 0).all()
 
 
 @pytest.mark.parametrize("way", ["sent", "mapped"])

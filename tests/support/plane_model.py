@@ -7,10 +7,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from headrace.contract import Array, Column, Ragged, Storage
 from headrace.dataplane import ColumnSchema, Rows
+from headrace.dataplane.contents import whose
 from headrace.dataplane.unit import stored_names
 
 COLUMNS = {
@@ -24,6 +26,8 @@ WRITES = {"score": ("reward",), "look": ("mark",)}
 """What consumers may add to a row, and are done with it then. Nobody reads marks: who adds one may be the last."""
 ALL = -1
 """In place of a member, for a consumer that is given whole groups."""
+ID_BYTES = 8
+"""For each row that shares a value, to say which."""
 STORED, DUPLICATE, LATE, UNKNOWN = range(4)
 
 
@@ -72,6 +76,8 @@ class PlaneModel:
     size: int
     by_row: set[str]
     writes: dict[str, tuple[str, ...]]
+    shared: set[str]
+    """Columns by content."""
     groups: dict[int, Group]
 
     @property
@@ -137,14 +143,36 @@ class PlaneModel:
             if at == unit
         ]
 
+    def schemas(self) -> dict[str, ColumnSchema]:
+        return {name: msgspec.structs.replace(COLUMNS[name], by_content=name in self.shared) for name in COLUMNS}
+
+    def there(self, storage: Storage, row: int, column: str) -> bool:
+        """Whether a unit's storage has the value of a row, or what tells which of those that rows share it has."""
+        (name,) = stored_names("phase", (column,))
+        try:
+            storage.get([row], [whose(name) if column in self.shared else name])
+        except KeyError:
+            return False
+        return True
+
+    def nbytes_of(self, cells: list[tuple[int, str]]) -> int:
+        """What rows share is kept once, and for each row which it is."""
+        nbytes, once = 0, dict[tuple[str, bytes], int]()
+        for row, name in cells:
+            found = self.value_of(row, name)
+            if name in self.shared:
+                once[name, found.tobytes()] = found.nbytes
+            nbytes += ID_BYTES if name in self.shared else found.nbytes
+        return nbytes + sum(once.values())
+
 
 def value(column: str, serial: int) -> Array:
-    """Different for every put."""
+    """Different for every put, but for pixels, of which there are twelve."""
     if column in ("reward", "mark"):
         return np.array(serial, dtype=np.float32)
     if column == "tokens":
         return np.arange(serial, serial + serial % 5, dtype=np.int32)
-    return np.full((serial % 3, 2), serial % 251, dtype=np.uint8)
+    return np.full((serial % 3, 2), serial % 4, dtype=np.uint8)
 
 
 def join(column: str, values: list[Array]) -> Column:
@@ -154,11 +182,3 @@ def join(column: str, values: list[Array]) -> Column:
     if not values:
         return Ragged(np.empty((0, *kind.shape), kind.dtype), np.zeros(1, np.int64))
     return Ragged.from_arrays(values)
-
-
-def has(storage: Storage, row: int, column: str) -> bool:
-    try:
-        storage.get([row], stored_names("phase", (column,)))
-    except KeyError:
-        return False
-    return True

@@ -1,7 +1,7 @@
 """What a plugin sees of Headrace: one small file per role, numpy and the standard library only."""
 
 from headrace.contract.algorithm import Algorithm, AlgorithmNeeds, Prepared
-from headrace.contract.columns import Array, Batch, Column, Ragged, join_columns
+from headrace.contract.columns import Array, Batch, Column, Ragged, Repeated, join_columns, take_rows
 from headrace.contract.environment import (
     Demonstrations,
     Environment,
@@ -105,6 +105,7 @@ __all__ = [
     "Ragged",
     "Reduction",
     "Region",
+    "Repeated",
     "RequestState",
     "Sampling",
     "SaveKind",
@@ -135,4 +136,5 @@ __all__ = [
     "WeightUpdate",
     "join_columns",
     "merge_metrics",
+    "take_rows",
 ]

@@ -5,6 +5,9 @@ value per row) or ragged (one array per row, concatenated without padding). Toke
 all follow one convention: entry ``t`` is about token ``t`` itself, so a log-probability at ``t`` is
 that of ``tokens[t]`` given ``tokens[:t]``; position 0 is never trained.
 
+What many rows have in common and is large, such as the image of a prompt, is a :class:`Repeated` column: each value
+once, and which of them each row has.
+
 Invariant: :meth:`Batch.take` and :meth:`Batch.concatenate` are the only ways to reorder rows, and
 they move every column together.
 """
@@ -12,7 +15,7 @@ they move every column together.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -144,6 +147,47 @@ class Ragged:
 Column: TypeAlias = Array | Ragged
 
 
+def take_rows(column: Column, indices: Array) -> Column:
+    """Rows at ``indices``, in that order (a copy)."""
+    return column.take(indices) if isinstance(column, Ragged) else column[indices]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repeated:
+    """Values of which several rows have the same. ``values``: a row for each of them; ``places``: int64 [n], where in
+    them each row's is."""
+
+    values: Array | Ragged
+    places: Array
+
+    def __post_init__(self) -> None:
+        places = self.places
+        if places.ndim != 1 or places.dtype != np.int64:
+            raise ValueError(f"Repeated.places must be int64 [n], got {places.dtype} {list(places.shape)}")
+        if len(places) and not 0 <= places.min() <= places.max() < len(self.values):
+            raise ValueError(f"Repeated.places must be from 0 to {len(self.values) - 1}, got {places!r}")
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def take(self, indices: npt.ArrayLike) -> Repeated:
+        """Rows at ``indices``, in that order, with the values that they have (a copy)."""
+        used, places = np.unique(self.places[np.asarray(indices, dtype=np.int64)], return_inverse=True)
+        return Repeated(take_rows(self.values, used), places.astype(np.int64, copy=False))
+
+    def column(self) -> Column:
+        """A value for each row (a copy)."""
+        return take_rows(self.values, self.places)
+
+
+def join_repeated(parts: Sequence[Repeated]) -> Repeated:
+    """All rows of columns of one kind, of which there is at least one, in order. Values of different parts are not
+    compared."""
+    starts = np.cumsum([0, *(len(part.values) for part in parts[:-1])])
+    places = [part.places + start for part, start in zip(parts, starts.tolist(), strict=True)]
+    return Repeated(join_columns([part.values for part in parts]), np.concatenate(places))
+
+
 def join_columns(parts: Sequence[Column]) -> Column:
     """All rows of columns of one kind, of which there is at least one, in order."""
     ragged = [part for part in parts if isinstance(part, Ragged)]
@@ -157,13 +201,15 @@ def join_columns(parts: Sequence[Column]) -> Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """Rows with their columns. ``rows``: int64 [n] row ids; every column has n entries."""
+    """Rows with their columns. ``rows``: int64 [n] row ids; every column has n entries, those of which rows share
+    values too, which are in ``repeated``."""
 
     rows: Array
     columns: Mapping[str, Column]
+    repeated: Mapping[str, Repeated] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, column in self.columns.items():
+        for name, column in (*self.columns.items(), *self.repeated.items()):
             if len(column) != len(self.rows):
                 raise ValueError(f"column {name!r} has {len(column)} entries for {len(self.rows)} rows")
 
@@ -192,25 +238,35 @@ class Batch:
 
     def with_columns(self, columns: Mapping[str, Column]) -> Batch:
         """The same rows with ``columns`` added or replaced."""
-        return Batch(rows=self.rows, columns={**self.columns, **columns})
+        return Batch(rows=self.rows, columns={**self.columns, **columns}, repeated=self.repeated)
+
+    def select(self, names: Sequence[str]) -> Batch:
+        """The same rows with these columns only."""
+        return Batch(
+            rows=self.rows,
+            columns={name: column for name, column in self.columns.items() if name in names},
+            repeated={name: column for name, column in self.repeated.items() if name in names},
+        )
 
     def take(self, indices: npt.ArrayLike) -> Batch:
         """Rows at ``indices`` in that order, every column with them."""
         chosen = np.asarray(indices, dtype=np.int64)
-        columns: dict[str, Column] = {
-            name: c.take(chosen) if isinstance(c, Ragged) else c[chosen] for name, c in self.columns.items()
-        }
-        return Batch(rows=self.rows[chosen], columns=columns)
+        return Batch(
+            rows=self.rows[chosen],
+            columns={name: take_rows(column, chosen) for name, column in self.columns.items()},
+            repeated={name: column.take(chosen) for name, column in self.repeated.items()},
+        )
 
     @classmethod
     def concatenate(cls, batches: Sequence[Batch]) -> Batch:
         """All rows of ``batches`` in order; the batches must have the same columns."""
         if not batches:
             raise ValueError("concatenate needs at least one batch")
-        names = set(batches[0].columns)
-        if any(set(b.columns) != names for b in batches):
-            raise ValueError(f"batches differ in columns: {[sorted(b.columns) for b in batches]}")
-        columns: dict[str, Column] = {}
-        for name in batches[0].columns:
-            columns[name] = join_columns([b.columns[name] for b in batches])
-        return cls(rows=np.concatenate([b.rows for b in batches]), columns=columns)
+        names = [(set(b.columns), set(b.repeated)) for b in batches]
+        if any(others != names[0] for others in names):
+            raise ValueError(f"batches differ in columns: {[sorted(plain | repeated) for plain, repeated in names]}")
+        return cls(
+            rows=np.concatenate([b.rows for b in batches]),
+            columns={name: join_columns([b.columns[name] for b in batches]) for name in batches[0].columns},
+            repeated={name: join_repeated([b.repeated[name] for b in batches]) for name in batches[0].repeated},
+        )

@@ -26,7 +26,7 @@ class StorageStats:
 
 
 class Storage(Plugin, ABC):
-    """Values by (row, column). Used from one thread."""
+    """Values by (row, column). Used from one thread. A row is any int64: what rows share is kept under ids below 0."""
 
     @abstractmethod
     def put(self, batch: Batch) -> int:

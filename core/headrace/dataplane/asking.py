@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.contract import Array, Column, Ragged
+from headrace.contract import Array, Ragged, Repeated
+from headrace.dataplane.contents import Value
 from headrace.errors import ContractError
 from headrace.wire.messages import MAX_SECONDS
 
@@ -42,15 +43,16 @@ def as_path(path: str | Path) -> Path:
     return Path(path)
 
 
-def check_columns(columns: Mapping[str, Column]) -> None:
+def check_columns(columns: Mapping[str, Value]) -> None:
     """ContractError for what is no columns."""
     if not isinstance(columns, Mapping):
         raise ContractError(f"a put of {type(columns).__name__}", fix="put columns by name: {'reward': rewards}")
     for name, column in columns.items():
-        if not isinstance(column, np.ndarray | Ragged):
+        if not isinstance(column, np.ndarray | Ragged | Repeated):
             given = ", ".join(f"{name}: {type(column).__name__}" for name, column in columns.items())
             raise ContractError(f"a put gave {given}", fix="put numpy arrays, and Ragged for ragged columns")
-        values = column.values if isinstance(column, Ragged) else column
+        shared = column.values if isinstance(column, Repeated) else column
+        values = shared.values if isinstance(shared, Ragged) else shared
         if values.dtype.kind in "OSUMm":
             raise ContractError(
                 f"column {name!r} of a put has the dtype {values.dtype}: only numbers and bool are kept",

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from headrace.contract import Array, Batch, Column
+from headrace.contract import Array, Batch, Column, Ragged, Repeated
 from headrace.dataplane.gathering import join, parts
 from headrace.dataplane.messages import Fetch, Found, Noted, Put
 from headrace.dataplane.shared import Segments
@@ -52,7 +52,8 @@ class AsyncPlane:
     ) -> Noted:
         """Store columns of ``rows``; answered when they are kept and the ledger knows, with what was not wanted.
         ``fresh``: the first columns of rows, which wait while the unit is full."""
-        put = Put(partition, rows, dict(columns), 0, None if tags is None else dict(tags), self._name, fresh)
+        values: dict[str, Array | Ragged | Repeated] = dict(columns)
+        put = Put(partition, rows, values, 0, None if tags is None else dict(tags), self._name, fresh)
         deadline = ROOM_DEADLINE if fresh else DEADLINE
         while True:
             address = await self._next_unit()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.contract import Array, Batch, Column
+from headrace.contract import Array, Batch, Column, Repeated
 
 
 class Part(NamedTuple):
@@ -39,12 +39,13 @@ def parts(units: Array, columns: Sequence[str]) -> Iterator[Part]:
 def join(rows: Array, columns: Sequence[str], found: Sequence[tuple[Part, Batch]]) -> Batch:
     """The columns of ``rows``, in this order."""
     joined: dict[str, Column] = {}
+    repeated: dict[str, Repeated] = {}
     for column in columns:
-        pieces = [(part.at, batch.columns[column]) for part, batch in found if column in part.columns]
-        if len(pieces) == 1:
-            joined[column] = pieces[0][1]
-            continue
-        at = np.concatenate([places for places, _ in pieces])
-        whole = Batch.concatenate([Batch(rows=places, columns={column: values}) for places, values in pieces])
-        joined[column] = whole.take(np.argsort(at)).columns[column]
-    return Batch(rows=rows, columns=joined)
+        pieces = [(part.at, batch.select([column])) for part, batch in found if column in part.columns]
+        whole = pieces[0][1]
+        if len(pieces) > 1:
+            at = np.concatenate([places for places, _ in pieces])
+            whole = Batch.concatenate([piece for _, piece in pieces]).take(np.argsort(at))
+        joined |= whole.columns
+        repeated |= whole.repeated
+    return Batch(rows=rows, columns=joined, repeated=repeated)

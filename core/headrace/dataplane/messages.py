@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from headrace.contract import Array, Placed, Ragged, Region
+from headrace.contract import Array, Placed, Ragged, Region, Repeated
 from headrace.flow import LedgerState
 from headrace.wire.messages import Failure
 
@@ -15,11 +15,13 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
 
 class ColumnSchema(Message, frozen=True):
     """What every value of a column looks like. ``dtype``: numpy's name; ``shape``: of one value, or of one entry of a
-    ``ragged`` column, which has any number of entries per row."""
+    ``ragged`` column, which has any number of entries per row; ``by_content``: a value that several rows have is sent
+    and kept once."""
 
     dtype: str
     shape: tuple[int, ...] = ()
     ragged: bool = False
+    by_content: bool = False
 
 
 class PartitionSpec(Message, frozen=True):
@@ -67,7 +69,7 @@ class Put(Message, frozen=True):
 
     partition: str
     rows: Array | None
-    columns: dict[str, Array | Ragged]
+    columns: dict[str, Array | Ragged | Repeated]
     version: int
     tags: dict[str, Array] | None = None
     producer: str = ""
@@ -323,7 +325,8 @@ class PutPlaced(Message, frozen=True):
 
 class Found(Message, frozen=True):
     """The answer to :class:`Fetch` of a unit with shared memory: values of columns that are small, and where those of
-    the others lie."""
+    the others lie. ``places``: of columns whose values rows share, at which of the values each row's is."""
 
     sent: dict[str, Array | Ragged]
     placed: dict[str, Placed]
+    places: dict[str, Array] = {}

@@ -8,9 +8,10 @@ from time import monotonic
 
 import numpy as np
 
-from headrace.contract import Array, Batch, Column, StorageStats
+from headrace.contract import Array, Batch, StorageStats
 from headrace.dataplane.asking import as_ids, as_names, check_columns, check_held_for, check_wait
 from headrace.dataplane.connections import Connections
+from headrace.dataplane.contents import Value, once_each
 from headrace.dataplane.gathering import Part, join, parts
 from headrace.dataplane.messages import (
     Described,
@@ -32,7 +33,7 @@ from headrace.dataplane.messages import (
 from headrace.dataplane.ordering import Order, lease_in_order
 from headrace.dataplane.rows import Rows, check_rows, lease_ref
 from headrace.dataplane.shards import check_place
-from headrace.dataplane.shared import SHARED_BYTES, Reading, nbytes_of, put_shared
+from headrace.dataplane.shared import Reading, are_large, put_shared
 from headrace.dataplane.unit_clients import UnitClients
 from headrace.errors import ContractError, DeadlineError, HeadraceError, LostRowsError
 from headrace.flow.group_table import UNKNOWN
@@ -81,7 +82,7 @@ class Partition:
 
     def put(
         self,
-        columns: Mapping[str, Column],
+        columns: Mapping[str, Value],
         *,
         rows: Array | Sequence[int] | None = None,
         version: int = 0,
@@ -107,7 +108,7 @@ class Partition:
 
     def try_put(
         self,
-        columns: Mapping[str, Column],
+        columns: Mapping[str, Value],
         *,
         rows: Array | Sequence[int] | None = None,
         version: int = 0,
@@ -118,11 +119,12 @@ class Partition:
         check_columns(columns)
         check_deadline(deadline)
         ids = None if rows is None else as_ids(rows, "rows of a put")
+        values = once_each(self.spec.columns, columns)
         end = monotonic() + deadline
         while (left := end - monotonic()) > 0:
             number = self._units.next(left)
             wait = left - min(_TOLD_EARLIER, left / 4)
-            put = Put(self.name, ids, dict(columns), version, made=self._made_at_units, once=once, wait=wait)
+            put = Put(self.name, ids, values, version, made=self._made_at_units, once=once, wait=wait)
             try:
                 return self._put(number, put, left)
             except DeadlineError as error:
@@ -145,9 +147,9 @@ class Partition:
     def _put(self, number: int, put: Put, deadline: float) -> Noted:
         client = self._units.client(number, deadline, _NO_ROWS)
         meanwhile = self._units.meanwhile(number, _NO_ROWS)
-        if nbytes_of(put.columns) >= SHARED_BYTES:
+        if are_large(put.columns):
             segments = self._units.segments(number, deadline, _NO_ROWS)
-            noted = segments and put_shared(client, segments, put, deadline=deadline, meanwhile=meanwhile)
+            noted = segments and put_shared(client, segments, put, put.columns, deadline=deadline, meanwhile=meanwhile)
             if noted:
                 return noted
         awaiting = "a storage unit to keep rows"

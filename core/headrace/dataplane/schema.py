@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from headrace.contract import Array, Column, Ragged
+from headrace.contract import Array, Ragged, Repeated
+from headrace.dataplane.contents import Value
 from headrace.dataplane.messages import ColumnSchema, Note, PartitionSpec, Put
 from headrace.errors import ContractError
 from headrace.flow.group_table import MOST_COLUMNS
@@ -29,6 +30,7 @@ class _Kind(NamedTuple):
     """Whether it is ragged; dtype and shape of one value or entry."""
     nbytes: int
     """Of one value or entry."""
+    by_content: bool
 
 
 class Schema:
@@ -62,13 +64,17 @@ class Schema:
         dense, total, ragged, tokens = 0, 0, None, None
         for name, column in put.columns.items():
             kind = self._kinds.get(name)
-            values = column.values if isinstance(column, Ragged) else column
-            if kind is None or (values is not column, values.dtype, values.shape[1:]) != kind.like:
+            shared = column.values if isinstance(column, Repeated) else column
+            values = shared.values if isinstance(shared, Ragged) else shared
+            like = values is not shared, values.dtype, values.shape[1:]
+            if kind is None or like != kind.like or (shared is not column) != kind.by_content:
                 raise self._misfit(name, column)
             if len(column) != count:
                 raise _uneven(put, count)
             total += values.nbytes
-            if isinstance(column, Ragged):
+            if isinstance(column, Repeated):
+                ragged = _sizes(column, kind.nbytes) + (0 if ragged is None else ragged)
+            elif isinstance(column, Ragged):
                 lengths = column.lengths
                 ragged = lengths * kind.nbytes + (0 if ragged is None else ragged)
                 tokens = lengths if name == self._spec.length_of else tokens
@@ -90,12 +96,13 @@ class Schema:
         )
         return note, total
 
-    def _misfit(self, name: str, column: Column) -> ContractError:
+    def _misfit(self, name: str, column: Value) -> ContractError:
         known = self._spec.columns.get(name)
-        values = column.values if isinstance(column, Ragged) else column
-        given = _say(isinstance(column, Ragged), values.dtype, values.shape[1:])
+        shared = column.values if isinstance(column, Repeated) else column
+        values = shared.values if isinstance(shared, Ragged) else shared
+        given = _say(isinstance(shared, Ragged), values.dtype, values.shape[1:], shared is not column)
         fix = f"the columns are {self._say_all()}"
-        if known and known.ragged and isinstance(column, Ragged) and column.values.dtype != known.dtype:
+        if known and known.ragged and isinstance(shared, Ragged) and values.dtype != known.dtype:
             fix = f'say the dtype, which empty rows do not have: Ragged.from_arrays(rows, dtype="{known.dtype}")'
         return ContractError(
             f"column {name!r} of partition {self._spec.name!r} "
@@ -105,6 +112,13 @@ class Schema:
 
     def _say_all(self) -> str:
         return ", ".join(f"{name}: {_say_column(column)}" for name, column in self._spec.columns.items())
+
+
+def _sizes(column: Repeated, nbytes: int) -> Array:
+    """Bytes of each row's value, int64 [n], whoever else has it. ``nbytes``: of one entry."""
+    values = column.values
+    sizes: Array = values.lengths * nbytes if isinstance(values, Ragged) else np.full(len(values), nbytes)
+    return sizes[column.places]
 
 
 @lru_cache(maxsize=1024)
@@ -163,7 +177,7 @@ def _kind_of(name: str, column: ColumnSchema) -> _Kind:
             f"column {name!r} has values of shape {list(column.shape)}: {nbytes:,} bytes each",
             fix=f"an array of at most {DEFAULT_LIMITS.frame_bytes:,} bytes travels: cut the values into smaller ones",
         )
-    return _Kind((column.ragged, dtype, column.shape), nbytes)
+    return _Kind((column.ragged, dtype, column.shape), nbytes, column.by_content)
 
 
 def _check_name(put: Put) -> None:
@@ -187,10 +201,10 @@ def _check_rows(rows: Array) -> None:
         raise ContractError(f"a put names row {twice[0]} twice", fix="put every row once")
 
 
-def _count(columns: Mapping[str, Column]) -> int:
+def _count(columns: Mapping[str, Value]) -> int:
     """Of new rows."""
     name, column = next(iter(columns.items()))
-    if not isinstance(column, Ragged) and not column.ndim:
+    if not isinstance(column, Ragged | Repeated) and not column.ndim:
         raise ContractError(f"column {name!r} of a put is one number", fix="put an array with an entry for each row")
     return len(column)
 
@@ -201,12 +215,13 @@ def _uneven(put: Put, count: int) -> ContractError:
 
 
 def _say_column(column: ColumnSchema) -> str:
-    return f"{'ragged' if column.ragged else 'dense'} {column.dtype} {list(column.shape)}"
+    kind = f"{'ragged' if column.ragged else 'dense'} {column.dtype} {list(column.shape)}"
+    return f"{kind} by content" if column.by_content else kind
 
 
-def _say(ragged: bool, dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
+def _say(ragged: bool, dtype: np.dtype[Any], shape: tuple[int, ...], by_content: bool) -> str:
     order = "" if dtype.isnative else " in another byte order than this machine's"
-    return _say_column(ColumnSchema(dtype.name + order, shape, ragged))
+    return _say_column(ColumnSchema(dtype.name + order, shape, ragged, by_content))
 
 
 def check_spec(spec: PartitionSpec) -> None:
@@ -227,10 +242,11 @@ def check_spec(spec: PartitionSpec) -> None:
             f"writes or by_row of partition {spec.name!r} names {', '.join(strangers)}",
             fix=f"name its consumers: {', '.join(spec.consumers)}",
         )
-    if spec.length_of and not (spec.length_of in spec.columns and spec.columns[spec.length_of].ragged):
+    length_of = spec.columns.get(spec.length_of)
+    if spec.length_of and not (length_of and length_of.ragged and not length_of.by_content):
         raise ContractError(
-            f"length_of = {spec.length_of!r} is no ragged column of partition {spec.name!r}",
-            fix="name the ragged column whose length is the number of tokens",
+            f"length_of = {spec.length_of!r} is no ragged column of partition {spec.name!r}, or one by content",
+            fix="name the ragged column whose length is the number of tokens, and keep it row by row",
         )
     if any("/" in column for column in spec.columns):
         raise ContractError(

@@ -19,8 +19,9 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from headrace.contract import Array, Batch, Column, StorageStats
+from headrace.contract import Array, Batch, StorageStats
 from headrace.dataplane.asking import as_ids, check_columns
+from headrace.dataplane.contents import Value, batch_of, values_of
 from headrace.dataplane.messages import LeaseCall, LookCall, Noted, PartitionStats, Ready, StatsCall
 from headrace.dataplane.ordering import Order
 from headrace.dataplane.partition_client import DEADLINE, GRACE, LEASE_SECONDS, Partition
@@ -54,7 +55,7 @@ class ShardedPartition(Partition):
 
     def try_put(
         self,
-        columns: Mapping[str, Column],
+        columns: Mapping[str, Value],
         *,
         rows: Array | Sequence[int] | None = None,
         version: int = 0,
@@ -69,11 +70,11 @@ class ShardedPartition(Partition):
         whose = rows >> SHARD_BITS
         if not len(rows) or (whose == whose[0]).all() or any(len(column) != len(rows) for column in columns.values()):
             return self._home.try_put(columns, rows=rows, version=version, once=once, deadline=deadline)
-        refused, batch = np.zeros(len(rows), np.int8), Batch(rows=rows, columns=columns)
+        refused, batch = np.zeros(len(rows), np.int8), batch_of(rows, columns)
         for shard in np.unique(whose).tolist():
             at = np.flatnonzero(whose == shard)
             part = batch.take(at)
-            noted = self._home.try_put(part.columns, rows=part.rows, version=version, deadline=deadline)
+            noted = self._home.try_put(values_of(part), rows=part.rows, version=version, deadline=deadline)
             if noted.refused is not None:
                 refused[at] = noted.refused
         return Noted(refused=refused if refused.any() else None)

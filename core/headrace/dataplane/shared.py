@@ -15,11 +15,12 @@ import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from time import monotonic
-from typing import Self
+from typing import Self, TypeGuard
 
 import numpy as np
 
-from headrace.contract import Array, Batch, Column, Placed, Ragged, Region
+from headrace.contract import Array, Batch, Column, Placed, Ragged, Region, Repeated
+from headrace.dataplane.contents import Value
 from headrace.dataplane.messages import Fetch, Found, Noted, Put, PutPlaced, Reserve, Reserved
 from headrace.wire import BlockingClient, Meanwhile
 
@@ -79,10 +80,14 @@ class Segments:
 
     def batch(self, fetch: Fetch, found: Found) -> Batch:
         """What a unit answered that was asked where rows lie."""
-        columns = {
+        read = {
             name: found.sent[name] if name in found.sent else self.read(found.placed[name]) for name in fetch.columns
         }
-        return Batch(rows=fetch.rows, columns=columns)
+        return Batch(
+            rows=fetch.rows,
+            columns={name: column for name, column in read.items() if name not in found.places},
+            repeated={name: Repeated(read[name], places) for name, places in found.places.items()},
+        )
 
     def close(self) -> None:
         """Views stay valid. Twice is fine."""
@@ -122,11 +127,18 @@ class Segments:
 
 
 def put_shared(
-    client: BlockingClient, segments: Segments, put: Put, *, deadline: float, meanwhile: Meanwhile | None
+    client: BlockingClient,
+    segments: Segments,
+    put: Put,
+    columns: Mapping[str, Column],
+    *,
+    deadline: float,
+    meanwhile: Meanwhile | None,
 ) -> Noted | None:
-    """Write values to the unit's memory and tell it; None where there is no room, or the memory cannot be mapped."""
+    """Write the columns of a put to the unit's memory and tell it; None where there is no room, or the memory cannot be
+    mapped."""
     until = monotonic() + deadline
-    request = Reserve(room_for(put.columns), segments.owner)
+    request = Reserve(room_for(columns), segments.owner)
     reserved = client.call(
         "reserve",
         request,
@@ -138,7 +150,7 @@ def put_shared(
     if reserved.region is None:
         return None
     try:
-        placed = segments.write(reserved.region, put.columns)
+        placed = segments.write(reserved.region, columns)
     except OSError:
         return None  # what was reserved is free with this client's next reservation
     told = PutPlaced(put.partition, put.rows, reserved.region, placed, put.version, put.made, put.once, put.wait)
@@ -186,9 +198,15 @@ class Reading:
         self._client.cancel(self._sent)
 
 
-def nbytes_of(columns: Mapping[str, Column]) -> int:
-    """Of all values."""
-    return sum(int(_values(column).nbytes) for column in columns.values())
+def are_large(columns: Mapping[str, Value]) -> TypeGuard[Mapping[str, Column]]:
+    """Whether they are better written to shared memory than sent; not where rows share values, which a unit compares
+    with those that it has."""
+    nbytes = 0
+    for column in columns.values():
+        if isinstance(column, Repeated):
+            return False
+        nbytes += _values(column).nbytes
+    return nbytes >= SHARED_BYTES
 
 
 def room_for(columns: Mapping[str, Column]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from headrace.contract import Array, Column, Region, SharedMemory, Storage
+from headrace.contract import Array, Column, Placed, Region, SharedMemory, Storage
 from headrace.dataplane.links import LedgerLink
 from headrace.dataplane.messages import Fetch, Found, Put, PutPlaced, Reserve, Reserved
 from headrace.dataplane.pending import Pending
@@ -43,7 +43,7 @@ class SharedUnitService(UnitService):
         names = stored_names(put.partition, tuple(put.columns))
         opened = self._shared.open(put.region, dict(zip(names, put.columns.values(), strict=True)))
         columns = {column: opened[name] for column, name in zip(put.columns, names, strict=True)}
-        kept = Put(put.partition, put.rows, columns, put.version, made=put.made, once=put.once, wait=put.wait)
+        kept = Put(put.partition, put.rows, dict(columns), put.version, made=put.made, once=put.once, wait=put.wait)
         return self._take(kept, put.region)
 
     @rpc
@@ -58,15 +58,25 @@ class SharedUnitService(UnitService):
         return found
 
     def _found(self, fetch: Fetch) -> Found:
-        rows = fetch.rows.tolist()
-        names = dict(zip(stored_names(fetch.partition, fetch.columns), fetch.columns, strict=True))
+        names = stored_names(fetch.partition, fetch.columns)
+        places: dict[str, Array] = {}
         try:
-            placed = self._shared.locate(rows, list(names))
+            placed = self._locate(fetch.rows.tolist(), dict(zip(names, fetch.columns, strict=True)), places)
         except KeyError as error:
             raise lost_rows(error) from error
-        small = tuple(names[name] for name, where in placed.items() if where.nbytes < SHARED_BYTES)
+        small = tuple(name for name, where in placed.items() if where.nbytes < SHARED_BYTES and name not in places)
         sent = self.read(Fetch(fetch.rows, small, fetch.partition)).columns
-        return Found(dict(sent), {names[name]: where for name, where in placed.items() if names[name] not in sent})
+        return Found(dict(sent), {name: where for name, where in placed.items() if name not in sent}, places)
+
+    def _locate(self, rows: list[int], columns: dict[str, str], places: dict[str, Array]) -> dict[str, Placed]:
+        """Where the values of columns lie, of stored name → name. ``places`` is told which of them each row has, for
+        columns whose values rows share."""
+        own = [name for name in columns if not self._contents.is_repeated(name)]
+        placed = {columns[name]: where for name, where in self._shared.locate(rows, own).items()}
+        for name in columns.keys() - set(own):
+            ids, places[columns[name]] = self._contents.find(rows, name)
+            placed[columns[name]] = self._shared.locate(ids, [name])[name]
+        return placed
 
     def leased(self, fetch: Fetch) -> dict[str, Column] | None:
         found = self._found(fetch)

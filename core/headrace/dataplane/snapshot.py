@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from headrace.contract import Array, Batch
+from headrace.dataplane.contents import values_of
 from headrace.dataplane.gathering import parts
 from headrace.dataplane.messages import Described, Fetch, Frozen, Message, Noted, PartitionState, Put
 from headrace.dataplane.unit_clients import unit_gone
@@ -178,7 +179,7 @@ def put_back(path: Path, ledgers: Sequence[str], client: Connect, *, deadline: f
 
 
 def _put(unit: BlockingClient, partition: str, batch: Batch, end: float) -> None:
-    put = Put(partition, batch.rows, dict(batch.columns), 0)
+    put = Put(partition, batch.rows, values_of(batch), 0)
     unit.call("put", put, reply=Noted, deadline=_left(end), awaiting="a storage unit to take rows back")
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from headrace.contract import Column, Placed, Ragged
+from headrace.contract import Placed, Ragged, Repeated
+from headrace.dataplane.contents import Value
 
 PUT, SENT, MAPPED = "put", "sent", "mapped"
 """By producers; to consumers, in messages; to consumers that were told where it lies in shared memory."""
@@ -17,10 +18,11 @@ class Traffic:
     def __init__(self) -> None:
         self._moved: Counter[tuple[str, str, str]] = Counter()
 
-    def add(self, hop: str, partition: str, columns: Mapping[str, Column | Placed]) -> None:
+    def add(self, hop: str, partition: str, columns: Mapping[str, Value] | Mapping[str, Placed]) -> None:
         """These values went that way."""
         for name, column in columns.items():
-            self._moved[hop, partition, name] += (column.values if isinstance(column, Ragged) else column).nbytes
+            shared = column.values if isinstance(column, Repeated) else column
+            self._moved[hop, partition, name] += (shared.values if isinstance(shared, Ragged) else shared).nbytes
 
     def so_far(self) -> list[tuple[str, str, str, int]]:
         """Way, partition, column, bytes."""

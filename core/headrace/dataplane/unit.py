@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from headrace.contract import Array, Batch, Column, Region, Storage, StorageStats
+from headrace.dataplane.contents import Contents, batch_of, values_of
 from headrace.dataplane.links import LedgerLink, settled
 from headrace.dataplane.messages import Described, Fetch, Join, Noted, Notes, Put, UnitFigures, Unkept
 from headrace.dataplane.pending import Pending
@@ -41,6 +42,8 @@ class UnitService:
 
     def __init__(self, storage: Storage, *, ledger: LedgerLink, capacity: int = 0) -> None:
         self._storage = storage
+        self._contents = Contents(storage)
+        """What rows are put into, and read from."""
         self._ledger = ledger
         self._capacity = capacity
         self._traffic = Traffic()
@@ -215,7 +218,7 @@ class UnitService:
         else:
             self._keep_all(noting, call.result())
         for rows in self._deleted:
-            self._storage.delete(rows)
+            self._contents.delete(rows)
         self._deleted.clear()
 
     def _refused(self, noting: list[Pending], error: BaseException) -> None:
@@ -267,8 +270,8 @@ class UnitService:
         """``kept``: places of the rows that the ledger has taken; None for all."""
         put = pending.put
         names = stored_names(put.partition, pending.note.columns)
-        batch = Batch(rows=rows, columns=dict(zip(names, put.columns.values(), strict=True)))
-        self._storage.put(batch if kept is None else batch.take(kept))
+        batch = batch_of(rows, dict(zip(names, put.columns.values(), strict=True)))
+        self._contents.put(batch if kept is None else batch.take(kept))
 
     def _unkept(self, pending: Pending, rows: Array) -> None:
         groups = np.unique(rows // pending.schema.group_size).tolist()
@@ -279,21 +282,20 @@ class UnitService:
 
     def read(self, fetch: Fetch) -> Batch:
         """What the unit keeps. LostRowsError when it does not keep all of it."""
-        return Batch(rows=fetch.rows, columns=self._values(fetch))
-
-    def _values(self, fetch: Fetch) -> dict[str, Column]:
         names = stored_names(fetch.partition, fetch.columns)
         try:
-            found = self._storage.get(fetch.rows.tolist(), names).columns
+            found = values_of(self._contents.get(fetch.rows.tolist(), names))
         except KeyError as error:
             raise lost_rows(error) from error
-        return {column: found[name] for column, name in zip(fetch.columns, names, strict=True)}
+        return batch_of(fetch.rows, {column: found[name] for column, name in zip(fetch.columns, names, strict=True)})
 
     def leased(self, fetch: Fetch) -> dict[str, Column] | None:
         """What goes along with a lease; None when it is better fetched."""
-        values = self._values(fetch)
-        self._traffic.add(SENT, fetch.partition, values)
-        return values
+        batch = self.read(fetch)
+        if batch.repeated:
+            return None
+        self._traffic.add(SENT, fetch.partition, batch.columns)
+        return dict(batch.columns)
 
     @rpc
     def segments(self, request: None) -> str:
@@ -307,7 +309,7 @@ class UnitService:
 
     def _sent(self, fetch: Fetch) -> Batch:
         batch = self.read(fetch)
-        self._traffic.add(SENT, fetch.partition, batch.columns)
+        self._traffic.add(SENT, fetch.partition, values_of(batch))
         return batch
 
     def _when_kept(self, fetch: Fetch, read: Callable[[Fetch], T]) -> T | asyncio.Future[T]:
@@ -324,7 +326,7 @@ class UnitService:
     @rpc
     def delete(self, rows: Array) -> None:
         """Free; puts that waited for room go on."""
-        self._storage.delete(rows.tolist())
+        self._contents.delete(rows.tolist())
         if self._told is not None:
             self._deleted.append(rows.tolist())
         self._go_on()
@@ -345,12 +347,12 @@ class UnitService:
     @rpc
     def unit_stats(self, request: None) -> StorageStats:
         """Rows and bytes held."""
-        return self._storage.stats()
+        return self._contents.stats()
 
     @rpc
     def figures(self, request: None) -> UnitFigures:
         """How full the unit is."""
-        held = self._storage.stats()
+        held = self._contents.stats()
         waiting = sum(pending.nbytes for pending in self._full)
         return UnitFigures(
             held.rows,

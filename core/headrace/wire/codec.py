@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from headrace.contract import Ragged
+from headrace.contract import Ragged, Repeated
 from headrace.errors import ContractError
 from headrace.wire.arrays import Buffer, local_frames, pack, unpack
 from headrace.wire.limits import DEFAULT_LIMITS, Limits
@@ -26,7 +26,7 @@ from headrace.wire.refusal import (
     WRONG_TYPE,
     RefusedError,
 )
-from headrace.wire.schema import ColumnOnWire, restore, wire_type
+from headrace.wire.schema import ColumnOnWire, ValueOnWire, restore, wire_type
 
 T = TypeVar("T")
 
@@ -139,8 +139,12 @@ def decoder_for(kind: Any) -> TypedDecoder:
 
 def _convert(kind: type, value: Any) -> Any:
     """msgspec checks afterwards that the result is a ``kind``."""
-    if kind is ColumnOnWire and isinstance(value, dict):
-        values, offsets = value.get("values"), value.get("offsets")
-        if isinstance(values, np.ndarray) and isinstance(offsets, np.ndarray):
-            return Ragged(values, offsets)
+    if not isinstance(value, dict):
+        return value
+    values, offsets, places = value.get("values"), value.get("offsets"), value.get("places")
+    if kind is ValueOnWire and isinstance(places, np.ndarray):
+        shared: Any = _convert(ColumnOnWire, values)
+        return Repeated(shared, places) if isinstance(shared, np.ndarray | Ragged) else value
+    if kind in (ColumnOnWire, ValueOnWire) and isinstance(values, np.ndarray) and isinstance(offsets, np.ndarray):
+        return Ragged(values, offsets)
     return value

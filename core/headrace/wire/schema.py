@@ -1,7 +1,7 @@
-"""Types as msgspec can decode them: ``Array | Ragged`` is a union that msgspec refuses.
+"""Types as msgspec can decode them: ``Array | Ragged``, with or without ``Repeated``, is a union that it refuses.
 
-A type that reaches such a union is decoded into a mirror (the same fields, the union replaced by
-:class:`ColumnOnWire`) and restored. Every other type is decoded by msgspec directly. A type that contains itself
+A type that reaches such a union is decoded into a mirror (the same fields, the union replaced by :class:`ColumnOnWire`
+or :class:`ValueOnWire`) and restored. Every other type is decoded by msgspec directly. A type that contains itself
 must not reach such a union.
 
 Invariant: what the original's constructor checks is checked for received values too: restoring calls it, and a mirror
@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import fields as struct_fields
 
-from headrace.contract import Ragged
+from headrace.contract import Ragged, Repeated
 
 
 class _Registered(type):
@@ -30,6 +30,15 @@ class _Registered(type):
 
 class ColumnOnWire(metaclass=_Registered):
     """Stands for ``Array | Ragged`` in mirrors."""
+
+
+class _RegisteredToo(type):
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, (np.ndarray, Ragged, Repeated))
+
+
+class ValueOnWire(metaclass=_RegisteredToo):
+    """Stands for ``Array | Ragged | Repeated`` in mirrors."""
 
 
 _mirrors: dict[type, type] = {}
@@ -86,9 +95,10 @@ def _subscript(annotation: Any, arguments: tuple[Any, ...]) -> Any:
 
 
 def _translate_union(arguments: tuple[Any, ...], inside: tuple[type, ...]) -> Any:
-    rest = [a for a in arguments if not is_array(a) and a is not Ragged]
-    if len(arguments) - len(rest) == 2:
-        return reduce(or_, rest, ColumnOnWire)
+    rest = [a for a in arguments if not is_array(a) and a not in (Ragged, Repeated)]
+    stand_in = {2: ColumnOnWire, 3: ValueOnWire}.get(len(arguments) - len(rest))
+    if stand_in is not None:
+        return reduce(or_, rest, stand_in)
     return reduce(or_, [_translate(a, inside) for a in arguments])
 
 

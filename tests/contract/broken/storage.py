@@ -31,6 +31,14 @@ class TestSorts(Broken):
             return super().get(sorted(rows), columns)
 
 
+class TestCountsFromZeroOn(Broken):
+    breaks = "test_ids_below_zero_are_ids"
+
+    class Kind(FakeStorage):
+        def put(self, batch: Batch) -> int:
+            return super().put(batch.take(np.flatnonzero(batch.rows >= 0)))
+
+
 class TestPads(Broken):
     breaks = "test_ragged_rows_keep_their_lengths"
 

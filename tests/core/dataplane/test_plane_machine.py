@@ -42,21 +42,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from headrace.contract import Array, Batch, Column
 from headrace.dataplane import PartitionSpec, Rows
 from headrace.errors import DeadlineError, LostRowsError, RunError
-from support.plane_model import (
-    ALL,
-    COLUMNS,
-    READS,
-    STORED,
-    WRITES,
-    Group,
-    Held,
-    Kept,
-    PlaneModel,
-    Row,
-    has,
-    join,
-    value,
-)
+from support.plane_model import ALL, COLUMNS, READS, STORED, WRITES, Group, Held, Kept, PlaneModel, Row, join, value
 from support.plane_world import World
 
 AT_ONCE = 1e-6
@@ -79,8 +65,11 @@ class PlaneMachine(PlaneModel, RuleBasedStateMachine):
         own=st.booleans(),
         by_row=st.sets(st.sampled_from(["score", "look"])),
         writers=st.sets(st.sampled_from(sorted(WRITES))),
+        by_content=st.booleans(),
     )
-    def begin(self, group_size: int, shards: int, own: bool, by_row: set[str], writers: set[str]) -> None:
+    def begin(
+        self, group_size: int, shards: int, own: bool, by_row: set[str], writers: set[str], by_content: bool
+    ) -> None:
         self.size, self.shards, self.by_row = group_size, shards, by_row
         self.writes = {consumer: WRITES[consumer] for consumer in sorted(writers)}
         self.directory = tempfile.TemporaryDirectory()
@@ -88,7 +77,8 @@ class PlaneMachine(PlaneModel, RuleBasedStateMachine):
         self.snapshot_of: Kept | None = None
         self.world = World(own=own and shards == 1, shards=shards)
         self.units = [self.world.unit() for _ in range(2)]
-        spec = PartitionSpec("phase", COLUMNS, READS, group_size, "tokens", self.writes, tuple(sorted(by_row)))
+        self.shared = {"pixels"} if by_content else set()
+        spec = PartitionSpec("phase", self.schemas(), READS, group_size, "tokens", self.writes, tuple(sorted(by_row)))
         self.partition = self.world.plane().create(spec)
         self.groups: dict[int, Group] = {}
         self.leases: dict[int, Held] = {}
@@ -156,7 +146,7 @@ class PlaneMachine(PlaneModel, RuleBasedStateMachine):
             self.row(row).units |= {} if group.gone and not group.held else {n: self.unit_of(row, n) for n in values}
 
     def unit_of(self, row: int, name: str) -> str:
-        (unit,) = [unit for unit, storage in self.world.storages.items() if has(storage, row, name)]
+        (unit,) = [unit for unit, storage in self.world.storages.items() if self.there(storage, row, name)]
         return unit
 
     # ------------------------------------------------------------ consumers
@@ -210,9 +200,9 @@ class PlaneMachine(PlaneModel, RuleBasedStateMachine):
 
     def check(self, batch: Batch, rows: Rows, columns: Sequence[str]) -> None:
         assert batch.rows.tolist() == rows.rows.tolist()
-        assert sorted(batch.columns) == sorted(columns), "no column that was not asked for"
+        assert sorted([*batch.columns, *batch.repeated]) == sorted(columns), "no column that was not asked for"
         for column in columns:
-            found = batch.columns[column]
+            found = batch.repeated[column].column() if column in batch.repeated else batch.columns[column]
             for place, row in enumerate(rows.rows.tolist()):
                 expected, got = self.value_of(row, column), found[place]
                 assert (got.dtype, got.shape, got.tolist()) == (expected.dtype, expected.shape, expected.tolist())
@@ -350,8 +340,8 @@ class PlaneMachine(PlaneModel, RuleBasedStateMachine):
         self.world.settle()
         for unit, storage in self.world.storages.items():
             here = self.cells(unit)
-            assert all(has(storage, row, name) for row, name in here)
-            assert storage.stats().nbytes == sum(self.value_of(row, name).nbytes for row, name in here)
+            assert all(self.there(storage, row, name) for row, name in here)
+            assert storage.stats().nbytes == self.nbytes_of(here)
 
     def drain(self, data: st.DataObject) -> None:
         """Each consumer has then acknowledged each complete group, or row, exactly once, unless the group was given up;

@@ -50,6 +50,13 @@ class StorageContract(PluginContract):
             f"get([9, 5, 2]) gave rows {found[0]} with rewards {found[1]} and tokens {found[2]}",
         )
 
+    @rule("A row's id is any int64: below 0 too, where the data plane keeps what rows share.")
+    def test_ids_below_zero_are_ids(self, plugin: Storage) -> None:
+        plugin.put(_batch([3, -1], reward=np.array([1.0, 2.0])))
+        plugin.put(_batch([-2], reward=np.array([3.0])))
+        found = [plugin.get([row], ["reward"]).columns["reward"][0] for row in (3, -1, -2)]
+        check(found == [1.0, 2.0, 3.0], f"rewards 1, 2 and 3 of rows 3, -1 and -2 came back as {found}")
+
     @rule("A ragged column is stored without padding: every row keeps its own length, 0 included.")
     def test_ragged_rows_keep_their_lengths(self, plugin: Storage) -> None:
         plugin.put(_batch([1, 2, 3], tokens=_ragged([7], [], [7, 7, 7])))
