@@ -43,5 +43,6 @@ class Promise(asyncio.Future[T]):
         return ended
 
     def _tell(self) -> None:
-        if self._told is not None:
-            self._told()
+        told, self._told, self._has_caller = self._told, None, None  # what they hold goes now, without a collection
+        if told is not None:
+            told()

@@ -34,6 +34,17 @@ def ones(lengths: list[int]) -> dict[str, Column]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is given back")
+def test_a_unit_is_no_larger_for_the_large_rows_that_came_and_went(tmp_path: Path) -> None:
+    with a_ledger_and_a_unit(tmp_path) as (address, pid), closing(DataPlane(address)) as plane:
+        partition = plane.create(SPEC)
+        partition.put(ones([10]))
+        before, row = resident(pid), 64 << 20
+        for _ in range(12):
+            partition.drop(partition.put(ones([row])).tolist())
+            assert resident(pid) < before + KEPT_FREE_BYTES + 3 * row + OWN_BYTES
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is given back")
 def test_a_unit_gives_back_what_was_dropped_although_its_newest_row_stays(tmp_path: Path) -> None:
     with a_ledger_and_a_unit(tmp_path) as (address, pid), closing(DataPlane(address)) as plane:
         partition = plane.create(SPEC)

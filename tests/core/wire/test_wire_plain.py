@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import zmq
 
-from headrace.errors import EngineError, RunError, WireError
+from headrace.contract import Array
+from headrace.errors import DeadlineError, EngineError, RunError, WireError
 from headrace.wire import Client, Promise, Server, encode, ipc_address, rpc
 from headrace.wire.messages import Call, Failure, Reply
 
@@ -32,6 +36,11 @@ class Service:
     def soonest(self, request: None) -> Any:
         self.awaited: Promise[str] = Promise()
         return self.awaited
+
+    @rpc
+    def keep(self, request: Array) -> Any:
+        self.asked = weakref.ref(request)
+        return self.soonest(None)
 
     @rpc
     def bring(self, request: str) -> str:
@@ -130,3 +139,30 @@ async def test_a_caller_whose_deadline_ends_a_promise_is_told_nothing_else(tmp_p
             peer.send(message(2, "triple", 7, 5.0))
             assert await asyncio.to_thread(peer.poll, 5000)
             assert msgspec.msgpack.decode(peer.recv(), type=Reply | Failure) == Reply(2, 21)
+
+
+@pytest.mark.parametrize("end", ["answered", "given up", "too late"])
+async def test_what_was_asked_is_let_go_when_its_promise_ends(tmp_path: Path, end: str) -> None:
+    """At once: a storage unit would keep the values of many puts until Python looks for cycles."""
+    gc.disable()
+    try:
+        async with serving(tmp_path) as (service, client):
+            deadline = 0.05 if end == "too late" else 30
+            asking = asyncio.create_task(
+                client.call("keep", np.ones(1 << 20), reply=str, deadline=deadline, awaiting="it")
+            )
+            while not hasattr(service, "asked"):
+                await client.call("triple", 2, reply=int, deadline=30, awaiting="a turn")
+            if end == "answered":
+                await client.call("bring", "it", reply=str, deadline=30, awaiting="it")
+                assert await asking == "it"
+            elif end == "given up":
+                asking.cancel()
+            await asyncio.wait([asking])
+            assert end != "too late" or isinstance(asking.exception(), DeadlineError)
+            while not service.awaited.done():
+                await client.call("triple", 2, reply=int, deadline=30, awaiting="a turn")
+            await client.call("triple", 2, reply=int, deadline=30, awaiting="a turn")
+            assert service.asked() is None
+    finally:
+        gc.enable()
