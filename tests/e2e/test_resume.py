@@ -45,6 +45,21 @@ def metrics(run: Any) -> dict[tuple[str, int], dict[str, float]]:
     }
 
 
+EARLY = """
+import os, signal
+from pathlib import Path
+from headrace.hooks import Observer, hookimpl
+
+class Early(Observer):
+    \"""Ctrl-C before the first event.\"""
+
+    @hookimpl
+    def run_opened(self, run_dir):
+        if (Path(__file__).parent / "interrupt").exists():
+            os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
 @dataclass
 class Life:
     """A run that met with everything; every part of it asserts its own rule below."""
@@ -53,22 +68,29 @@ class Life:
     trainer_killed: Any
     interrupted: Any
     resumed_too_early: Any
+    interrupted_at_once: Any
     older: str = ""
     """Checkpoint before the newest, which was damaged."""
 
 
 @pytest.fixture(scope="module")
 def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
-    """It is resumed while it runs; its trainer is killed; it is resumed, and interrupted; its newest checkpoint is
-    damaged; it is resumed to its end."""
-    with small_job(tmp_path_factory.mktemp("life")) as job:
-        first = job.start("phase.rl.steps=16", "checkpoint.every=2")
+    """It is resumed while it runs; its trainer is killed; it is resumed, and interrupted before its first event; it is
+    resumed, and interrupted; its newest checkpoint is damaged; it is resumed to its end."""
+    folder = tmp_path_factory.mktemp("life")
+    (folder / "early.py").write_text(EARLY)
+    with small_job(folder) as job:
+        first = job.start("phase.rl.steps=16", "checkpoint.every=2", 'observers=[{ use = "console" }, { use = "./early.py:Early" }]')
         follow(first, "run_started")
         early = job.resume(first)
         early.wait()
         follow(first, "checkpoint_saved", after=PHASE_TWO)
         os.kill(pid_of(first, "trainer"), signal.SIGKILL)
         first.wait()
+        (folder / "interrupt").touch()
+        at_once = job.resume(first)
+        at_once.wait()
+        (folder / "interrupt").unlink()
         second = job.resume(first)
         follow(second, "checkpoint_saved", after='"kind":"resumed"')
         second.interrupt()
@@ -77,7 +99,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
         _damage(next((newest / "trainer").glob("weights*")))
         third = job.resume(second)
         third.wait()
-        yield Life(third, first, second, early, str(older))
+        yield Life(third, first, second, early, at_once, str(older))
 
 
 def _damage(path: Path) -> None:
@@ -106,9 +128,16 @@ def test_an_older_checkpoint_is_taken_when_the_newest_is_damaged(life: Life) -> 
     assert events(life.run, "resumed")[-1]["checkpoint"] == life.older
 
 
-def test_a_run_resumed_twice_keeps_every_invariant(life: Life) -> None:
+def test_an_interrupt_before_the_first_event_leaves_a_log_with_a_beginning_and_an_end(life: Life) -> None:
+    """However early it comes, the run can be resumed and proven."""
+    assert life.interrupted_at_once.process.returncode == 130
+    assert "audit         PASS" in life.interrupted_at_once.stdout
+    assert "Traceback" not in life.interrupted_at_once.stderr
+
+
+def test_a_run_resumed_again_and_again_keeps_every_invariant(life: Life) -> None:
     assert life.run.process.returncode == 0, life.run.stderr
-    assert len(events(life.run, "resumed")) == 2
+    assert len(events(life.run, "resumed")) == 3
     assert len(rows(life.run)) == 4 + 16
     assert audit_run(life.run.directory).ok
 

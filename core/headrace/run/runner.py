@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from headrace.run.measures import Measures
 from headrace.run.parts import Parts
 from headrace.run.plans import evaluation_plan, group_plan, held_out_tasks, stage_plan
 from headrace.run.stillness import watch_stillness
+from headrace.run.stop_signals import StopSignals
 from headrace.run.tasks import require_same
 
 INTERRUPTED = 130
@@ -43,7 +43,7 @@ def run_job(job: Job, *, run_dir: Path | None = None) -> int:
     Raises HeadraceError for what went wrong, after everything is closed."""
     directory = RunDirectory.create_at(run_dir) if run_dir else RunDirectory.create(Path(job.job.runs), job.job.name)
     directory.write_job(job.resolved())
-    return _to_its_end(_Run(job, directory, Journal(directory, job), None))
+    return _to_its_end(job, directory, None)
 
 
 def resume_job(run: Path, check: Callable[[Job], None]) -> int:
@@ -53,7 +53,7 @@ def resume_job(run: Path, check: Callable[[Job], None]) -> int:
     checkpoint = checkpoints.newest(directory.checkpoints, in_force=standing_checkpoints(directory.events))
     job = load_resolved(directory.job, directory=checkpoint.state.directory)
     check(job)
-    return _to_its_end(_Run(job, directory, Journal(directory, job, resumed=checkpoint.state), checkpoint))
+    return _to_its_end(job, directory, checkpoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +66,27 @@ class _Run:
     resumed: Checkpoint | None
 
 
-def _to_its_end(run: _Run) -> int:
-    status, reason, error = "failed", "", None
-    try:
-        status, reason = asyncio.run(_until_stopped(run))
-        if status == "stopped":
-            command = _continuation(run.directory)
-            run.journal.notice(f"continue with: {command}" if command else "nothing was saved yet: run the job again")
-    except HeadraceError as raised:
-        reason, error = raised.message, raised
-        if command := _continuation(run.directory):
-            error.fix = "\n        ".join(filter(None, [error.fix, f"then continue with: {command}"]))
-    finally:
-        run.journal.finish(status, reason)
-        summary = _summary(run, reason)
-        run.journal.close(status, summary)
+def _to_its_end(job: Job, directory: RunDirectory, resumed: Checkpoint | None) -> int:
+    status, reason = "failed", ""
+    error: BaseException | None = None
+    with StopSignals() as signals:  # or a log could have an end and no beginning
+        journal = Journal(directory, job, resumed=None if resumed is None else resumed.state)
+        run = _Run(job, directory, journal, resumed)
+        try:
+            _announce(run)
+            status, reason = asyncio.run(_until_stopped(run, signals))
+            if status == "stopped":
+                command = _continuation(directory)
+                journal.notice(f"continue with: {command}" if command else "nothing was saved yet: run the job again")
+        except HeadraceError as raised:
+            reason, error = raised.message, raised
+            if command := _continuation(directory):
+                raised.fix = "\n        ".join(filter(None, [raised.fix, f"then continue with: {command}"]))
+        except BaseException as raised:  # nobody foresaw it: raised again when everything is closed
+            reason, error = f"{type(raised).__name__}: {raised}", raised
+        journal.finish(status, reason)
+    summary = _summary(run, reason)
+    journal.close(status, summary)
     if error is not None:
         raise error
     if status == "stopped":
@@ -94,10 +100,9 @@ def _continuation(directory: RunDirectory) -> str:
     return f"headrace run --resume {directory.path}" if resumable else ""
 
 
-async def _until_stopped(run: _Run) -> tuple[str, str]:
-    """Run to the end, or to a SIGINT or SIGTERM: the first lets the batch in training end and writes a checkpoint, the
+async def _until_stopped(run: _Run, signals: StopSignals) -> tuple[str, str]:
+    """Run to the end, or to a signal: the first lets the batch in training end and writes a checkpoint, the
     second ends everything at once. Before training begins one is enough. None interrupts the end of the nodes."""
-    loop = asyncio.get_running_loop()
     asked: list[str] = []
     training: list[TrainingLoop] = []
     reminders: list[asyncio.Task[None]] = []
@@ -113,18 +118,17 @@ async def _until_stopped(run: _Run) -> tuple[str, str]:
         else:
             running.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number.name)
-    try:
-        completed = await running
-    except asyncio.CancelledError:
-        if not asked:
-            raise
-        completed = False
-    finally:
-        for reminder in reminders:
-            reminder.cancel()
-        await cluster.close()
+    with signals.telling(stop):
+        try:
+            completed = await running
+        except asyncio.CancelledError:
+            if not asked:
+                raise
+            completed = False
+        finally:
+            for reminder in reminders:
+                reminder.cancel()
+            await cluster.close()
     return ("completed", "") if completed else ("stopped", asked[0])
 
 
@@ -137,7 +141,6 @@ async def _remind(loop: TrainingLoop, journal: Journal) -> None:
 
 async def _run(run: _Run, cluster: Cluster, trains: Callable[[TrainingLoop], None]) -> bool:
     """Whether the job was completed. ``trains`` is told of the loop when it begins."""
-    _announce(run)
     await cluster.guard(cluster.start())
     return await cluster.guard(_train(run, cluster, trains))
 

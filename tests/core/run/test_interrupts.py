@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.run import runner
+from headrace.run.stop_signals import StopSignals
 from support.desk import turns
 
 
@@ -61,10 +62,14 @@ class Running:
 
         monkeypatch.setattr(runner, "Cluster", lambda *_, **__: self.cluster)
         monkeypatch.setattr(runner, "_train", train)
-        monkeypatch.setattr(runner, "_announce", lambda run: None)
         journal = SimpleNamespace(emit=None, notice=self.notices.append)
         run = runner._Run(None, None, journal, None)  # type: ignore[arg-type]  # neither is used
-        self.result = asyncio.ensure_future(runner._until_stopped(run))
+        self.signals = StopSignals()
+        self.result = asyncio.ensure_future(self._until_stopped(run))
+
+    async def _until_stopped(self, run: Any) -> tuple[str, str]:
+        with self.signals:
+            return await runner._until_stopped(run, self.signals)
 
     async def trains(self) -> None:
         self.cluster.started.set()
@@ -83,7 +88,7 @@ class Running:
         return result
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_the_first_signal_lets_the_batch_end(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
     running = Running(monkeypatch)
     await running.trains()
@@ -158,20 +163,49 @@ async def test_a_run_that_was_completed_before_the_signals_is_complete(monkeypat
     assert await running.end() == ("completed", "")
 
 
+def test_a_signal_that_nobody_is_told_of_yet_interrupts_nothing_and_is_told_then() -> None:
+    told: list[str] = []
+
+    async def run(signals: StopSignals) -> None:
+        with signals.telling(told.append):
+            assert told == ["SIGINT"]
+            signal.raise_signal(signal.SIGTERM)
+            await turns()
+        signal.raise_signal(signal.SIGINT)
+
+    with StopSignals() as signals:
+        signal.raise_signal(signal.SIGINT)
+        asyncio.run(run(signals))
+        signal.raise_signal(signal.SIGINT)
+    assert told == ["SIGINT", "SIGTERM"]
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_terminal_that_closes_is_nothing_to_a_run_that_was_started_with_nohup() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals():
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("saved", [True, False])
 def test_an_interrupted_run_says_what_to_do_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, saved: bool) -> None:
-    async def stopped(run: Any) -> tuple[str, str]:
+    async def stopped(run: Any, signals: StopSignals) -> tuple[str, str]:
         return "stopped", "SIGINT"
 
     monkeypatch.setattr(runner, "_until_stopped", stopped)
     monkeypatch.setattr(runner, "_summary", lambda run, reason: {})
+    monkeypatch.setattr(runner, "_announce", lambda run: None)
     if saved:
         (tmp_path / "version-00000003").mkdir()
     notices: list[str] = []
     journal = SimpleNamespace(notice=notices.append, finish=lambda *_: None, close=lambda *_: None)
     directory = SimpleNamespace(path=tmp_path, checkpoints=tmp_path)
-    run = runner._Run(None, directory, journal, None)  # type: ignore[arg-type]  # the job is not used
-    assert runner._to_its_end(run) == runner.INTERRUPTED
+    monkeypatch.setattr(runner, "Journal", lambda *_, **__: journal)
+    assert runner._to_its_end(None, directory, None) == runner.INTERRUPTED  # type: ignore[arg-type]  # no job is used
     expected = (
         f"continue with: headrace run --resume {tmp_path}" if saved else "nothing was saved yet: run the job again"
     )
