@@ -215,6 +215,7 @@ async def test_H06_a_group_that_is_cancelled_leaves_no_task_behind_its_judge_and
         model_path=str(tmp_path),
         seed=0,
         ledger=await server.start(),
+        episode_deadline=600.0,
         scoring_workers=1,
         scoring_deadline=600.0,
         python=sys.executable,

@@ -80,7 +80,9 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
     folder = tmp_path_factory.mktemp("life")
     (folder / "early.py").write_text(EARLY)
     with small_job(folder) as job:
-        first = job.start("phase.rl.steps=16", "checkpoint.every=2", 'observers=[{ use = "console" }, { use = "./early.py:Early" }]')
+        first = job.start(
+            "phase.rl.steps=16", "checkpoint.every=2", 'observers=[{ use = "console" }, { use = "./early.py:Early" }]'
+        )
         follow(first, "run_started")
         early = job.resume(first)
         early.wait()

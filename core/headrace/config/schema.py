@@ -89,6 +89,8 @@ class EnvironmentConfig(PluginConfig):
 
     workers: Few = 1
     """Processes that play episodes."""
+    episode_deadline: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds that an episode may neither wait for tokens nor end."""
     scoring_workers: Few = 1
     """Killable scoring processes per worker."""
     scoring_deadline: Annotated[float, Field(gt=0)] = 10.0

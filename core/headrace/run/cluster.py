@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from headrace.config import Job
-from headrace.contract import Environment, EnvironmentContext, Launcher
+from headrace.contract import Environment, Launcher
 from headrace.dataplane import AsyncPlane, LedgerService
 from headrace.dataplane.metrics import data_plane_metrics
 from headrace.errors import RunError
@@ -21,6 +21,7 @@ from headrace.registry import build
 from headrace.run.autoscaling import Autoscaling
 from headrace.run.control import Access, offer, withdraw
 from headrace.run.directory import RunDirectory
+from headrace.run.environments import started
 from headrace.run.plans import aligned_scheme, self_check_tolerance, stage_nodes
 from headrace.run.recovery import Recovery
 from headrace.run.room import watch_room
@@ -272,6 +273,7 @@ class Cluster:
             model_path=self.model_path,
             seed=self._job.job.seed,
             ledger=self._address,
+            episode_deadline=environment.episode_deadline,
             scoring_workers=environment.scoring_workers,
             scoring_deadline=environment.scoring_deadline,
             python=environment.python or sys.executable,
@@ -279,14 +281,9 @@ class Cluster:
         )
 
     def _start_environment(self) -> None:
-        spec = self._job.environment.spec
-        environment = build(spec)
-        assert isinstance(environment, Environment)
-        environment.start(
-            EnvironmentContext(model_path=self.model_path, seed=self._job.job.seed, directory=spec.directory)
-        )
-        self.environment = environment
-        self.tasks = identify(environment)
+        job = self._job
+        self.environment = started(job.environment.spec, model_path=self.model_path, seed=job.job.seed)
+        self.tasks = identify(self.environment)
 
     def join(self, name: str, address: str) -> None:
         """A rollout node serves."""

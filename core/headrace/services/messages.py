@@ -1,6 +1,5 @@
 """Every message between the controller and its nodes, typed. Arrays appear only in batches, episodes and
-generation requests, which travel straight between the nodes that make and use them.
-"""
+generation requests, which travel straight between the nodes that make and use them."""
 
 from __future__ import annotations
 
@@ -227,6 +226,7 @@ class WorkerSetup(Message, frozen=True):
     model_path: str
     seed: int
     ledger: str
+    episode_deadline: float
     scoring_workers: int
     scoring_deadline: float
     python: str

@@ -14,6 +14,7 @@ import numpy as np
 from headrace.contract import Array, Completion, GenerationRequest, Sampling
 from headrace.errors import WireError
 from headrace.services.messages import Member, PlaceCall, Placement, WorkItem
+from headrace.services.own_time import OwnTime
 from headrace.services.request_messages import GenerateCall, Generated, WithdrawCall
 from headrace.wire import Client
 
@@ -55,13 +56,21 @@ class Session:
     """The generation session of one episode (:class:`headrace.contract.Session`)."""
 
     def __init__(
-        self, instances: Instances, controller: Client, *, worker: str, item: WorkItem, member: Member
+        self,
+        instances: Instances,
+        controller: Client,
+        *,
+        worker: str,
+        item: WorkItem,
+        member: Member,
+        own_time: OwnTime,
     ) -> None:
         self._instances = instances
         self._controller = controller
         self._worker = worker
         self._item = item
         self._member = member
+        self.own_time = own_time
         self._place = Placement(instance=member.instance, attempt=member.attempt)
         self._calls = 0
 
@@ -77,6 +86,10 @@ class Session:
             seed=(self._member.seed + self._calls) % 2**63,
         )
         number, self._calls = self._calls, self._calls + 1
+        with self.own_time.waits_for_tokens():
+            return await self._generate(np.asarray(prompt, dtype=np.int32), sampling, number)
+
+    async def _generate(self, prompt: Array, sampling: Sampling, number: int) -> Completion:
         while True:
             address = self._place.instance
             if self._instances.is_lost(address):
@@ -85,7 +98,7 @@ class Session:
             try:
                 generated = await self._instances.client(address).call(
                     "generate",
-                    self._call(np.asarray(prompt, dtype=np.int32), sampling, number),
+                    self._call(prompt, sampling, number),
                     reply=Generated,
                     deadline=GENERATE_DEADLINE,
                     awaiting=f"trajectory {self._member.trajectory} from {address}",

@@ -39,6 +39,7 @@ from headrace.services.messages import (
     WorkRequest,
 )
 from headrace.services.node import CONTROLLER_DEADLINE, NodeService
+from headrace.services.own_time import OwnTime
 from headrace.services.scoring import ScoringFailure, ScoringPool
 from headrace.services.session import Instances, Session
 from headrace.wire import rpc
@@ -97,6 +98,7 @@ class WorkerService(NodeService):
         self._context = EnvironmentContext(
             model_path=setup.model_path, seed=setup.seed, directory=setup.environment.directory
         )
+        self._episode_deadline = setup.episode_deadline
         self._plane = AsyncPlane(setup.ledger, name=spec.id, connect=self.network.client)
         self._controller = self.network.client(spec.controller)
         self._instances = Instances(connect=self.network.client)
@@ -253,7 +255,10 @@ class WorkerService(NodeService):
         return [task.result() for task in running]
 
     def _session(self, item: WorkItem, member: Member) -> Session:
-        return Session(self._instances, self._controller, worker=self.spec.id, item=item, member=member)
+        own_time = OwnTime(self._episode_deadline)
+        return Session(
+            self._instances, self._controller, worker=self.spec.id, item=item, member=member, own_time=own_time
+        )
 
     async def _episode(self, item: WorkItem, member: Member, task: Task, session: Session) -> Episode:
         started = clock.now()
@@ -261,10 +266,14 @@ class WorkerService(NodeService):
             assert isinstance(self._environment, Demonstrations)
             episode = self._environment.demonstration(task)
         else:
-            episode = await self._environment.run(task, session)
+            episode = await self._run(task, session)
         if item.kind != "evaluation":
             self._entries.put_nowait(finished(item, member, episode, started))
         return episode
+
+    async def _run(self, task: Task, session: Session) -> Episode:
+        async with session.own_time.bounded(f"the episode of task {task.id!r}"):
+            return await self._environment.run(task, session)
 
     async def _scores(self, tasks: Sequence[Task], episodes: Sequence[Episode]) -> _Scores:
         """The controller hears of each failure at once, and of the rest together."""
@@ -316,7 +325,7 @@ class WorkerService(NodeService):
         answer = _Answer(member.task)
         try:
             answer.task = self._environment.task(member.task, split=item.split)
-            answer.episode = await self._environment.run(answer.task, session)
+            answer.episode = await self._run(answer.task, session)
         except Exception as error:  # a worker supervises plugins: what one raises fails its answer, with traceback
             answer.failed = type(error).__name__
             detail = "".join(traceback.format_exception(error))

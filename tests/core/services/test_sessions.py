@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
 
 from headrace.contract import Completion
-from headrace.errors import WireError
+from headrace.errors import DeadlineError, WireError
 from headrace.services.messages import Member, Placement, WorkItem
+from headrace.services.own_time import OwnTime
 from headrace.services.request_messages import Generated
 from headrace.services.session import Instances, Session
 from support.desk import Peer, turns
@@ -32,7 +34,11 @@ class Bench:
             kind="rollout", group=3, version=3, split="train", members=[member], max_new_tokens=4, temperature=1.0
         )
         self.instances = Instances(connect=self.peers.__getitem__)  # type: ignore[arg-type]  # calls only
-        self.session = Session(self.instances, self.peers["controller"], worker="w.0", item=item, member=member)  # type: ignore[arg-type]
+        self.own_time = OwnTime(0.01)
+        controller: Any = self.peers["controller"]
+        self.session = Session(
+            self.instances, controller, worker="w.0", item=item, member=member, own_time=self.own_time
+        )
 
     async def generate(self) -> asyncio.Task[Completion]:
         task = asyncio.ensure_future(self.session.generate(PROMPT))
@@ -161,3 +167,44 @@ async def test_a_request_that_moved_is_made_again_from_its_prompt_when_its_new_i
     await turns()
     bench.peers["c"].answer("generate", Generated(completion=ANSWER))
     assert await answer is ANSWER
+
+
+async def test_an_episode_that_neither_asks_for_tokens_nor_ends_is_ended_and_named() -> None:
+    bench = Bench()
+    with pytest.raises(DeadlineError, match=r"episode of task 'x' did nothing for 0\.01 s") as told:
+        async with bench.own_time.bounded("the episode of task 'x'"):
+            await asyncio.Event().wait()
+    assert "episode_deadline" in told.value.fix
+
+
+async def test_what_an_episode_waits_for_tokens_is_not_its_own_time() -> None:
+    """Instances may have weights to load, or others' requests to end first."""
+    bench = Bench()
+    async with bench.own_time.bounded("the episode"):
+        answers = [await bench.generate(), await bench.generate()]
+        for answer in answers:
+            assert not bench.own_time.runs
+            bench.peers["a"].answer("generate", Generated(completion=ANSWER))
+            await answer
+        assert bench.own_time.runs, "of several calls when the last is answered"
+
+
+async def test_the_time_begins_anew_with_each_answer() -> None:
+    bench = Bench()
+
+    async def episode() -> None:
+        async with bench.own_time.bounded("the episode"):
+            answer = await bench.generate()
+            bench.peers["a"].answer("generate", Generated(completion=ANSWER))
+            await answer
+            await asyncio.Event().wait()
+
+    with pytest.raises(DeadlineError):
+        await episode()
+
+
+async def test_a_timeout_of_the_environment_itself_stays_its_own() -> None:
+    with pytest.raises(TimeoutError) as raised:
+        async with OwnTime(60.0).bounded("the episode"):
+            raise TimeoutError("of a tool")
+    assert str(raised.value) == "of a tool"
