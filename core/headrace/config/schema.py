@@ -81,7 +81,8 @@ class LauncherConfig(PluginConfig):
     """``[launcher]``."""
 
     max_restarts: Annotated[int, Field(ge=0, le=10**6)] = 5
-    """How often a node that was lost is started again; a trainer never is."""
+    """How often a node that was lost is started again; a trainer only until it serves: without it the run ends, to be
+    resumed."""
 
 
 class EnvironmentConfig(PluginConfig):
@@ -96,7 +97,8 @@ class EnvironmentConfig(PluginConfig):
     scoring_deadline: Annotated[float, Field(gt=0)] = 10.0
     """Seconds."""
     max_failed_share: Share = 0.5
-    """The run stops when more of a batch's trajectories than this raised, hung or could not be scored."""
+    """The run stops when more than this of a batch's trajectories raised, hung or could not be scored; outside a phase,
+    such as before the first batch, of an evaluation's answers."""
     max_attempts: Count = 3
     """How often a trajectory is started, when its episode raises or its node is lost, before its group is dropped and
     its task put in quarantine."""

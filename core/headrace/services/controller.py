@@ -48,8 +48,6 @@ from headrace.wire import rpc
 LEASE_SECONDS = 3600.0
 LAG_ALARM = 2.0
 """Seconds for which an event loop may stand still before a person is told: calls to it wait as long, and time out."""
-EARLY_WINDOW = 8
-"""Scores that are judged together before the first phase gives out work."""
 
 
 class Part(NamedTuple):
@@ -90,7 +88,8 @@ class Controller:
         self._batch: asyncio.Future[Part] | None = None
         self._in_parts = False
         self._publishable: asyncio.Future[None] | None = None
-        self._failures = FailureShare(window=EARLY_WINDOW, limit=max_failed_share)
+        self._max_failed_share = max_failed_share
+        self._failures = FailureShare(window=1, limit=max_failed_share)  # nothing is asked for yet
         self._unkept: set[int] = set()
         """Groups of which a storage could not keep rows, until their workers say why."""
         self._slow: set[str] = set()
@@ -229,7 +228,11 @@ class Controller:
     # ------------------------------------------------------------ evaluation
 
     def evaluate(self, items: list[WorkItem], done: Callable[[EvaluationDone], None]) -> None:
-        """Queue evaluation items before other work."""
+        """Queue evaluation items before other work. Outside a phase no batch says how many failures are too many: the
+        evaluation's own answers do."""
+        if self._groups is None:
+            answers = sum(len(item.members) for item in items)
+            self._failures = FailureShare(window=answers, limit=self._max_failed_share, of="this evaluation")
         self._evaluation_done = done
         for item in items:
             self._board.put(item)

@@ -19,10 +19,22 @@ from headrace.contract.columns import (
     TURN_REWARDS,
     VERSION,
 )
+from headrace.errors import ContractError
 from headrace.services.messages import Member, TrajectoryFinished, WorkItem
 
 UNSAMPLED = -1
 """In place of a version."""
+
+
+def checked_episode(episode: object, method: str) -> Episode:
+    """``episode``, which an environment's ``method`` returned. ContractError when it is none."""
+    if isinstance(episode, Episode):
+        return episode
+    raise ContractError(
+        f"{method}() returned {'None' if episode is None else type(episode).__name__}, expected an Episode",
+        origin="the environment",
+        fix=f"return an Episode at the end of {method}()",
+    )
 
 
 def finished(item: WorkItem, member: Member, episode: Episode, started: float) -> TrajectoryFinished:

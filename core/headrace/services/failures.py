@@ -1,4 +1,4 @@
-"""When failures of single trajectories become a failure of the run.
+"""When failures of single trajectories become a failure of the run, and what is told of them.
 
 A trajectory that fails (its episode or its score raised, ran past its deadline, crashed) is contained and counted by
 reason. Invariant: once more than ``limit`` of the last ``window`` trajectories have failed, the run stops, with the
@@ -13,13 +13,19 @@ from collections.abc import Mapping
 
 from headrace.errors import RunError
 
+DETAIL_CHARACTERS = 4000
+"""Bound of what is told of one failure."""
+LINE_CHARACTERS = 240
+"""Bound of a line of it: the frames of a traceback are shorter, and so is what a person reads of a message."""
+
 
 class FailureShare:
-    """Counts the newest ``window`` trajectories. ``limit``: share in 0..1."""
+    """Counts the newest ``window`` trajectories: as many as ``of`` has. ``limit``: share in 0..1."""
 
-    def __init__(self, *, window: int, limit: float) -> None:
+    def __init__(self, *, window: int, limit: float, of: str = "a batch") -> None:
         self._window = window
         self._limit = limit
+        self._of = of
         self._recent: deque[tuple[int, int]] = deque()
         self._seen = 0
         self._failed = 0
@@ -44,16 +50,34 @@ class FailureShare:
             self._details.clear()
         if self._failed > self._limit * max(self._seen, self._window):
             raise RunError(
-                f"{self._failed} of the last {self._seen} trajectories failed, more than the limit of "
-                f"{self._limit:.0%}: {', '.join(f'{n} {r}' for r, n in self.reasons.most_common())}",
+                f"{self._failed} of the last {self._seen} trajectories failed, more than {self._limit:.0%} of the "
+                f"{self._window} that {self._of} has: "
+                f"{', '.join(f'{n} {r}' for r, n in self.reasons.most_common())}",
                 origin=f"environment; the first of them:\n{_indented(self._details[0] if self._details else '')}",
                 fix="mend the reward or environment, or raise [environment] max_failed_share",
             )
 
 
 def gist(detail: str) -> str:
-    """The line of a traceback or sentence that says what went wrong: the last that is not indented."""
-    return next((line for line in reversed(detail.splitlines()) if line and not line[0].isspace()), "")
+    """The line of a traceback or sentence that says what went wrong: the first that is not indented, after the last
+    frame; without its middle when it is long."""
+    lines = detail.splitlines()
+    frames = [number for number, line in enumerate(lines) if line.startswith("  File ")]
+    after = lines[frames[-1] :] if frames else lines
+    return without_middle(next((line for line in after if line and not line[0].isspace()), ""), LINE_CHARACTERS)
+
+
+def excerpt(detail: str) -> str:
+    """A traceback without the middle of what is too long, so that its frames and the exception's class stay: an
+    exception's message can be a whole answer, or a thousand of them."""
+    lines = (without_middle(line, LINE_CHARACTERS) for line in detail.splitlines(keepends=True))
+    return without_middle("".join(lines), DETAIL_CHARACTERS)
+
+
+def without_middle(text: str, characters: int) -> str:
+    """At most about so many ``characters`` of a text, half from each end."""
+    half = characters // 2
+    return text if len(text) <= characters else f"{text[:half]} ... {text[-half:]}"
 
 
 def _indented(text: str) -> str:

@@ -21,20 +21,12 @@ from typing import Any
 
 from headrace.contract import Environment, Episode, Score, Task
 from headrace.errors import ContractError, HeadraceError
-from headrace.services.scoring_messages import (
-    DETAIL_CHARACTERS,
-    Raised,
-    Ready,
-    Scored,
-    ScoringRequest,
-    ScoringSetup,
-    pack,
-    received,
-)
+from headrace.services.failures import DETAIL_CHARACTERS, excerpt, without_middle
+from headrace.services.scoring_messages import Raised, Ready, Scored, ScoringRequest, ScoringSetup, pack, received
 from headrace.wire import decode
 
 LOGGED_CHARACTERS = 4 * DETAIL_CHARACTERS
-"""Of a traceback in the log; its end is kept."""
+"""Of a traceback in the log; its middle is left out."""
 
 _PACKAGES = re.compile(r"headrace(_\w+)?\.")
 """Headrace's modules; a file beside a job is a module without a package."""
@@ -131,7 +123,7 @@ def _number(value: object, name: str) -> float:
 def _raised(error: BaseException) -> Raised:
     """What the pool is told; the log gets the whole traceback."""
     with suppress(Exception):  # foreign code may have closed standard error
-        print("".join(traceback.format_exception(error))[-LOGGED_CHARACTERS:], file=sys.stderr)
+        print(without_middle("".join(traceback.format_exception(error)), LOGGED_CHARACTERS), file=sys.stderr)
     detail = "".join(traceback.format_exception(type(error), error, _foreign(error)))
     known = error if isinstance(error, HeadraceError) else HeadraceError(_text(error))
     return Raised(
@@ -139,7 +131,7 @@ def _raised(error: BaseException) -> Raised:
         message=_sendable(known.message),
         origin=_sendable(known.origin),
         fix=_sendable(known.fix),
-        detail=_sendable(detail[-DETAIL_CHARACTERS:]),
+        detail=_sendable(excerpt(detail)),
     )
 
 
@@ -159,4 +151,4 @@ def _text(error: BaseException) -> str:
 
 def _sendable(text: str) -> str:
     """Bounded, and without the halves of characters that a model's bytes may leave in a message."""
-    return text[:DETAIL_CHARACTERS].encode(errors="backslashreplace").decode()
+    return without_middle(text, DETAIL_CHARACTERS).encode(errors="backslashreplace").decode()

@@ -22,8 +22,6 @@ REPLY_BYTES = 1 << 20
 """Bound of one reply."""
 READ_BYTES = 1 << 18
 """What a worker takes from its socket at once."""
-DETAIL_CHARACTERS = 4000
-"""Bound of a traceback in a reply; its end is kept."""
 
 _COUNT = struct.Struct("<I")
 
@@ -63,7 +61,7 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     origin: str = ""
     fix: str = ""
     detail: str = ""
-    """The end of the traceback, from the first frame that is not Headrace's."""
+    """The traceback from the first frame that is not Headrace's, without its middle when it is long."""
 
 
 Reply = Ready | Scored | Raised

@@ -21,7 +21,8 @@ from headrace.contract import Demonstrations, Environment, EnvironmentContext, E
 from headrace.contract.columns import REWARD, VERSION
 from headrace.dataplane import AsyncPlane
 from headrace.registry import build
-from headrace.services.episodes import finished, rows_of
+from headrace.services.episodes import checked_episode, finished, rows_of
+from headrace.services.failures import excerpt
 from headrace.services.messages import (
     CancelGroups,
     Entry,
@@ -182,7 +183,7 @@ class WorkerService(NodeService):
                     group=item.group,
                     trajectory=item.members[0].trajectory,
                     reason=type(error).__name__,
-                    detail="".join(traceback.format_exception(error)),
+                    detail=excerpt("".join(traceback.format_exception(error))),
                 )
             )
 
@@ -264,7 +265,7 @@ class WorkerService(NodeService):
         started = clock.now()
         if item.kind == "demonstration":
             assert isinstance(self._environment, Demonstrations)
-            episode = self._environment.demonstration(task)
+            episode = checked_episode(self._environment.demonstration(task), "demonstration")
         else:
             episode = await self._run(task, session)
         if item.kind != "evaluation":
@@ -273,7 +274,7 @@ class WorkerService(NodeService):
 
     async def _run(self, task: Task, session: Session) -> Episode:
         async with session.own_time.bounded(f"the episode of task {task.id!r}"):
-            return await self._environment.run(task, session)
+            return checked_episode(await self._environment.run(task, session), "run")
 
     async def _scores(self, tasks: Sequence[Task], episodes: Sequence[Episode]) -> _Scores:
         """The controller hears of each failure at once, and of the rest together."""
@@ -328,7 +329,7 @@ class WorkerService(NodeService):
             answer.episode = await self._run(answer.task, session)
         except Exception as error:  # a worker supervises plugins: what one raises fails its answer, with traceback
             answer.failed = type(error).__name__
-            detail = "".join(traceback.format_exception(error))
+            detail = excerpt("".join(traceback.format_exception(error)))
             self._entries.put_nowait(Scored(trajectories=1, unscored={answer.failed: 1}, detail=detail))
             await session.withdraw()
         return answer

@@ -80,6 +80,10 @@ async def test_a_failure_shows_the_users_frames_and_the_log_has_all(
     with pytest.raises(ScoringFailure) as raised:
         await scoring.score(task("{}['key']"), episode)
     assert "scorer.py" not in raised.value.detail
+    with pytest.raises(ScoringFailure) as long:
+        await scoring.score(task("raise RuntimeError('boo ' * 5000)"), episode)
+    assert long.value.detail.count("  File ") == 2
+    assert "\nRuntimeError: boo boo" in long.value.detail
     assert raised.value.detail.count("  File ") == 2, "the environment's score, and the code that it runs"
     with pytest.raises(ScoringFailure) as refused:
         await scoring.score(task("result = None"), episode)

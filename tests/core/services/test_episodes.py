@@ -7,7 +7,8 @@ import pytest
 
 from headrace.contract import Completion, Episode, Score, VersionSpan
 from headrace.contract.columns import BEHAVIOUR_LOGPROBS, LOSS_MASK, TOKEN_VERSIONS, VERSION
-from headrace.services.episodes import finished, rows_of
+from headrace.errors import ContractError
+from headrace.services.episodes import checked_episode, finished, rows_of
 from headrace.services.messages import Member, WorkItem
 
 MEMBER = Member(trajectory=8, task=0, instance="", seed=0)
@@ -78,3 +79,11 @@ def test_the_controller_hears_of_every_span_in_response_coordinates() -> None:
     told = finished(item(), MEMBER, MIXED, 0.0)
     assert told.spans == [(6, 0, 2), (7, 2, 3), (9, 3, 5)]
     assert (told.prompt_tokens, told.response_tokens) == (2, 5)
+
+
+@pytest.mark.parametrize(("returned", "said"), [(None, "None"), ("text", "str")])
+def test_what_is_no_episode_is_refused_in_the_words_of_who_wrote_the_environment(returned: object, said: str) -> None:
+    with pytest.raises(ContractError, match=rf"^run\(\) returned {said}, expected an Episode") as refused:
+        checked_episode(returned, "run")
+    assert "return an Episode" in refused.value.fix
+    assert checked_episode(MIXED, "run") is MIXED
