@@ -186,6 +186,20 @@ def test_E08_batches_of_empty_answers_in_a_row_stop_the_run_and_say_what_to_look
     with pytest.raises(RunError, match="there was no token to train") as stopped:
         loop._count_skips(nothing)
     assert "prompts that fill the context" in stopped.value.fix
+    assert "not_finite" not in str(stopped.value), "there is no such folder"
+
+
+def test_C07_steps_in_a_row_that_are_not_finite_stop_the_run_and_name_the_folder_with_their_rows(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "not_finite").mkdir()
+    reply = TrainReply(applied=0, skipped=2, dumped=[], metrics={}, tokens=9, rewards=[], started=0.0, finished=1.0)
+    loop = TrainingLoop(SimpleNamespace(directory=SimpleNamespace(path=tmp_path)))  # type: ignore[arg-type]  # no more is used
+    for _ in range(MAX_SKIPPED_IN_A_ROW - 1):
+        loop._count_skips(reply)
+    with pytest.raises(RunError, match=r"loss or gradient was not finite\n") as stopped:
+        loop._count_skips(reply)
+    assert str(tmp_path / "not_finite") in stopped.value.origin
 
 
 # ---------------------------------------------------------------- in pieces

@@ -43,7 +43,7 @@ class Prepared:
     """Always ``loss_weights`` and ``denominator``; ``advantages`` where the loss reads them."""
     trained: Any
     """bool [n]: False for rows that cannot contribute a gradient and need no forward pass. Their
-    ``denominator`` still counts."""
+    ``denominator`` still counts; that of a row which is trained with any weight is above 0."""
     metrics: Mapping[str, Metric]
 
 

@@ -37,7 +37,7 @@ import msgspec
 
 from headrace.config import Phase
 from headrace.contract import StalenessPolicy
-from headrace.errors import LostRowsError, RunError
+from headrace.errors import LostRowsError
 from headrace.flow import BatchLease, Flow
 from headrace.graph.declared import interruption_of
 from headrace.registry import build
@@ -45,6 +45,7 @@ from headrace.run.checkpoint import Checkpoint, RunState
 from headrace.run.keeper import Keeper
 from headrace.run.parts import Parts, PhaseRun
 from headrace.run.plans import is_lockstep
+from headrace.services.dumps import nothing_was_trained
 from headrace.services.groups import GroupPlan
 from headrace.services.messages import (
     CancelGroups,
@@ -319,13 +320,7 @@ class TrainingLoop:
             self._p.journal.notice(f"a step was skipped, its loss or gradient was not finite; its rows are in {path}")
         self._skipped_in_a_row = 0 if reply.applied or not reply.skipped else self._skipped_in_a_row + 1
         if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            raise RunError(
-                f"no optimiser step of {self._skipped_in_a_row} batches in a row was taken: loss or gradient was not "
-                "finite, or there was no token to train",
-                origin=f"node trainer; rows of what was not finite are in {self._p.directory.path / 'not_finite'}",
-                fix="lower the learning rate, and look for rewards or log-probs that are not finite in those rows; "
-                "without such rows, look for answers that are all empty: prompts that fill the context make them",
-            )
+            raise nothing_was_trained(self._skipped_in_a_row, self._p.directory.path / "not_finite")
 
     # ------------------------------------------------------------ evaluation and saves
 

@@ -77,6 +77,15 @@ class TestWeighsThePrompt(Broken):
             return replace(prepared, columns=columns)
 
 
+class TestDividesByNothing(Broken):
+    breaks = "test_a_row_that_is_trained_adds_to_the_denominator"
+
+    class Kind(FakeAlgorithm):
+        def prepare(self, batch: Batch) -> Prepared:
+            prepared = super().prepare(batch)
+            return replace(prepared, columns={**prepared.columns, DENOMINATOR: np.zeros(len(batch))})
+
+
 class TestLearnsFromEquals(Broken):
     breaks = "test_a_group_of_equal_rewards_teaches_nothing"
 

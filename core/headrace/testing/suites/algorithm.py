@@ -90,6 +90,17 @@ class AlgorithmContract(PluginContract):
         outside = _weights(plugin.prepare(batch)).values[~batch.ragged(LOSS_MASK).values]
         check(not outside.any(), f"{np.count_nonzero(outside)} tokens outside the mask have a weight")
 
+    @rule(
+        "A row that is trained with any weight adds more than 0 to the denominator of its step, and no row less than 0."
+    )
+    def test_a_row_that_is_trained_adds_to_the_denominator(self, plugin: Algorithm) -> None:
+        prepared = plugin.prepare(_groups(UNEQUAL, EQUAL, OTHER))
+        denominator = np.asarray(prepared.columns[DENOMINATOR])
+        weighed = np.asarray(prepared.trained, dtype=bool) & [bool(row.any()) for row in _weights(prepared)]
+        wrong = np.flatnonzero(~((denominator > 0) | (~weighed & (denominator == 0))))
+        added = ", ".join(f"{denominator[row]:g}" for row in wrong)
+        check(not len(wrong), f"rows {wrong.tolist()}, of which {int(weighed[wrong].sum())} are trained, add {added}")
+
     @rule("A group of equal rewards teaches nothing: no row of it has a gradient.")
     def test_a_group_of_equal_rewards_teaches_nothing(self, plugin: Algorithm) -> None:
         needs = plugin.needs(plugin.settings)
