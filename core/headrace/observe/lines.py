@@ -138,7 +138,8 @@ class LineReader(Generic[T]):
                         raise RunError(
                             f"line {number} does not read as a record of this log: {error}",
                             origin=f"{self.path}:{number}",
-                            fix="the file was edited or written by another version of Headrace: read it with that one",
+                            fix="a line that was cut or edited cannot be made good: put a whole copy of the file in "
+                            "its place; one that another version of Headrace wrote is read with that version",
                         ) from error
                     yield record
         except OSError as error:

@@ -176,11 +176,13 @@ def newest(checkpoints: Path, *, in_force: Sequence[str]) -> Checkpoint:
     what a run was resumed from. Those that are damaged are named in the log. RunError when there is none, or when
     another version of Headrace wrote it."""
     there = {path.name: path for path in sorted(checkpoints.glob("version-*"))}
+    damaged: list[str] = []
     for path in [there.pop(name) for name in reversed(in_force) if name in there]:
         try:
             verify(path)
         except RunError as error:
             log.warning("%s; an older checkpoint is looked for", error.message)
+            damaged.append(path.name)
         else:
             return _whole(path)
     if there:
@@ -189,6 +191,12 @@ def newest(checkpoints: Path, *, in_force: Sequence[str]) -> Checkpoint:
             f"written, or has made them void ({', '.join(there)})",
             origin=str(checkpoints.parent),
             fix="put the whole events.jsonl back, or start the job anew",
+        )
+    if damaged:
+        raise RunError(
+            f"there is no whole checkpoint in {checkpoints}: all that are left are damaged ({', '.join(damaged)})",
+            origin=str(checkpoints.parent),
+            fix="put one of them back from a copy, or start the job anew; look at the disk that damaged them",
         )
     raise RunError(
         f"there is no whole checkpoint in {checkpoints}",

@@ -36,6 +36,8 @@ class NodeSpec(Message, frozen=True):
     network: Network
     setup: bytes
     """The role's own setup message, msgpack."""
+    log: str = ""
+    """The file that the process logs to."""
 
     @property
     def id(self) -> str:
@@ -44,19 +46,17 @@ class NodeSpec(Message, frozen=True):
 
 
 class Registration(Message, frozen=True):
-    """A node tells the controller that it serves."""
+    """A node tells the controller that it serves. ``node``: id of the process."""
 
     node: str
-    """Id of the process."""
     pid: int
     address: str
 
 
 class Heartbeat(Message, frozen=True):
-    """Sent every second by every node."""
+    """Sent every second by every node. ``node``: id of the process."""
 
     node: str
-    """Id of the process."""
     loop_lag: float
     """Seconds by which the node's event loop was late since the last heartbeat, at most."""
     kv_used: float | None = None

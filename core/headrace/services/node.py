@@ -152,7 +152,7 @@ async def _lateness(seconds: float) -> float:
 async def serve(spec: NodeSpec) -> None:
     """Run one node to its end."""
     service = service_class(spec.role)(spec)
-    server = spec.network.server(*service.served, name=spec.id)
+    server = spec.network.server(*service.served, name=spec.id, log=spec.log)
     service.serving(server.refused)
     controller = spec.network.client(spec.controller)
     stop = asyncio.Event()

@@ -33,6 +33,8 @@ STOP_SECONDS = 3.0
 """What nodes have to end by themselves: a run whose trainer was killed is over within 10 s, report included."""
 LOG_TAIL_LINES = 15
 WHO_KILLED = "a person killed it, or the kernel for want of memory: then `dmesg` says so, and smaller batches help"
+STOPPED = "being stopped"
+WHO_STOPPED = "a person, a debugger or a batch system stopped its process (SIGSTOP); its log knows nothing of that"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +82,7 @@ class _Node:
         return RunError(
             f"node {name} (pid {self.process.pid}) {reason}",
             origin=f"{self.log_path}\n{_tail(self.log_path)}",
-            # Its log knows nothing of a kill.
-            fix=WHO_KILLED if reason == _cause(-signal.SIGKILL) else f"read {name}'s log above",
+            fix=_fix(name, reason),
         )
 
 
@@ -146,6 +147,7 @@ class Supervisor:
                 continue
 
     async def _start(self, plan: NodePlan, start: int) -> None:
+        log_path = self._logs / f"{plan.name}.log"
         spec = NodeSpec(
             name=plan.name,
             role=plan.role,
@@ -153,10 +155,10 @@ class Supervisor:
             controller=self._controller,
             network=self._network,
             setup=msgspec.msgpack.encode(plan.setup()),
+            log=str(log_path),
         )
         path = Path(self._network.directory) / f"{spec.id}.json"
         write_private(path, msgspec.json.encode(spec))
-        log_path = self._logs / f"{plan.name}.log"
         process = await self._launcher.launch(
             NodeLaunch(
                 name=plan.name,
@@ -266,7 +268,7 @@ class Supervisor:
             node.silence += CHECK_SECONDS
             stopped = node.silence > STOPPED_DEADLINE and is_stopped(node.process.pid)
             if stopped or node.silence > HEARTBEAT_DEADLINE:
-                node.silent = f"sent no heartbeat for {node.silence:.0f} s{', being stopped,' * stopped} and was killed"
+                node.silent = f"sent no heartbeat for {node.silence:.0f} s{f', {STOPPED},' * stopped} and was killed"
                 node.process.kill()
 
 
@@ -286,6 +288,13 @@ def _environment(threads: int) -> dict[str, str]:
 
 def _cause(status: int) -> str:
     return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+
+
+def _fix(name: str, reason: str) -> str:
+    """What to do about a loss. The node's log knows nothing of a signal from outside."""
+    if reason == _cause(-signal.SIGKILL):
+        return WHO_KILLED
+    return WHO_STOPPED if STOPPED in reason else f"read {name}'s log above"
 
 
 def _tail(path: Path) -> str:

@@ -17,9 +17,13 @@ def to_failure(call: int, error: HeadraceError) -> Failure:
     return Failure(call, kind, error.message, error.origin, error.fix)
 
 
-def unexpected(method: str, error: Exception) -> RunError:
-    """What the caller sees of an exception that is not a HeadraceError."""
-    return RunError(f"{method} raised {type(error).__name__}: {error}", fix="the node's log has the traceback")
+def unexpected(method: str, error: Exception, *, log: str = "") -> RunError:
+    """What the caller sees of an exception that is not a HeadraceError. ``log``: the file that has its traceback."""
+    return RunError(
+        f"{method} raised {type(error).__name__}: {error}",
+        origin=log,
+        fix="read the traceback in this log" if log else "the node's log has the traceback",
+    )
 
 
 def from_failure(failure: Failure) -> HeadraceError:

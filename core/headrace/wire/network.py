@@ -29,9 +29,9 @@ class Network:
         """What the server of this name binds. WireError when an ipc socket would not be private."""
         return ipc_address(self.directory, name) if self.host is None else tcp_address(self.host)
 
-    def server(self, *services: object, name: str) -> Server:
-        """A server that is not started yet."""
-        return Server(*services, address=self.address(name), keys=self.keys)
+    def server(self, *services: object, name: str, log: str = "") -> Server:
+        """A server that is not started yet. ``log``: the file that its process logs to, if it is known."""
+        return Server(*services, address=self.address(name), keys=self.keys, log=log)
 
     def client(self, address: str) -> Client:
         """A client of the server that reported ``address``."""

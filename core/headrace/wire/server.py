@@ -43,16 +43,23 @@ _LINGER_MS = 200
 
 
 class Server:
-    """``refused`` counts messages and peers turned away, by reason."""
+    """``refused`` counts messages and peers turned away, by reason. ``log``: the file that this process logs to, named
+    to whoever makes a call that raises; empty: nobody knows."""
 
     def __init__(
-        self, *services: object, address: str, keys: Keys | None = None, limits: Limits = DEFAULT_LIMITS
+        self,
+        *services: object,
+        address: str,
+        keys: Keys | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+        log: str = "",
     ) -> None:
         self.refused: Counter[str] = Counter()
         self._methods = {name: method for service in services for name, method in methods_of(service).items()}
         self._address = address
         self._keys = keys
         self._limits = limits
+        self._log = log
         self._running: dict[tuple[bytes, int], asyncio.Future[Any]] = {}
         self._endpoint: Endpoint | None = None
         self._gate: LoopGate | None = None
@@ -215,7 +222,7 @@ class Server:
         """What the handler raises goes to the caller: one call's bug ends that call, not the node."""
         if not isinstance(error, HeadraceError):
             logger.error("%s failed", method.name, exc_info=error)
-            error = unexpected(method.name, error)
+            error = unexpected(method.name, error, log=self._log)
         self._fail(key, error)
 
     def _reply(self, key: tuple[bytes, int], method: Method, request: Any, answer: Any) -> None:

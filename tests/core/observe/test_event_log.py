@@ -120,6 +120,7 @@ def test_a_damaged_line_inside_makes_the_log_unusable(log: EventLog, tmp_path: P
     with pytest.raises(RunError, match="line 2 does not read as a record") as caught:
         list(read_events(tmp_path))
     assert caught.value.origin.endswith("events.jsonl:2")
+    assert "put a whole copy of the file in its place" in caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,16 @@ def test_without_a_whole_one_there_is_nothing_to_resume(tmp_path: Path) -> None:
     assert "start the job anew" in stopped.value.fix
 
 
+def test_when_all_are_damaged_that_is_said_and_not_how_often_they_are_written(tmp_path: Path) -> None:
+    paths = [write(tmp_path, version) for version in (1, 2)]
+    for path in paths:
+        (path / "state.json").write_bytes(b"{}")
+    with pytest.raises(RunError, match=r"no whole .* damaged \(version-00000002, version-00000001\)") as stopped:
+        newest(tmp_path, in_force=[path.name for path in paths])
+    assert "from a copy" in stopped.value.fix
+    assert "every" not in stopped.value.fix
+
+
 @pytest.mark.parametrize("in_force", [[], ["version-00000001"]], ids=["none in force", "a damaged one in force"])
 def test_checkpoints_that_are_whole_and_not_in_force_are_named(tmp_path: Path, in_force: list[str]) -> None:
     damaged, _ = write(tmp_path, 1), write(tmp_path, 2)

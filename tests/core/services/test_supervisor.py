@@ -88,6 +88,7 @@ async def test_only_the_owner_reads_a_node_s_spec_and_only_there_are_the_keys(tm
     (launch,) = launcher.launches
     spec = read_private(Path(launch.arguments[-1]))
     assert spec.network == network
+    assert spec.log == launch.log_path, "a call that raises there tells where its traceback is"
     assert network.keys is not None
     for secret in (network.keys.server_secret, network.keys.client_secret):
         assert not any(secret in text for text in (repr(launch), repr(events), repr(spec)))
@@ -355,6 +356,7 @@ async def test_a_stopped_node_is_killed_before_one_that_may_only_be_slow(
     nodes.supervisor.check_silence()
     await turns()
     assert "being stopped, and was killed" in nodes.lost[0][1]
+    assert "stopped its process (SIGSTOP)" in nodes.fixes[0], "its log, which is empty, cannot say so"
 
 
 async def test_while_the_controller_itself_is_stopped_no_node_is_silent(

@@ -169,12 +169,23 @@ async def test_an_error_class_of_a_plugin_arrives_as_its_nearest_known_base(tmp_
             await client.call("fail", "Unlucky", deadline=5)
 
 
+async def test_who_hears_of_any_other_exception_is_told_which_file_has_its_traceback(tmp_path: Path) -> None:
+    async with serving(tmp_path, log="run/logs/trainer.log") as (_, _, client):
+        with pytest.raises(RunError, match="crash raised ZeroDivisionError") as raised:
+            await client.call("crash", deadline=5)
+    assert (raised.value.origin, raised.value.fix) == ("run/logs/trainer.log", "read the traceback in this log")
+
+
 async def test_any_other_exception_arrives_as_run_error_and_is_logged_with_its_traceback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(tmp_path) as (_, _, client):
-        with caplog.at_level(logging.ERROR), pytest.raises(RunError, match="crash raised ZeroDivisionError: by zero"):
+        with (
+            caplog.at_level(logging.ERROR),
+            pytest.raises(RunError, match="crash raised ZeroDivisionError: by zero") as raised,
+        ):
             await client.call("crash", deadline=5)
+        assert raised.value.fix == "the node's log has the traceback"
         assert caplog.records[0].exc_info is not None
         with pytest.raises(RunError, match="unencodable raised TypeError"):
             await client.call("unencodable", deadline=5)
