@@ -1,8 +1,6 @@
 """The ``headrace`` command: parses arguments, calls one function, turns errors into text and exit codes.
 
-Invariant: a mistake of the user's never shows a traceback. Exit codes: 0 done; 1 a run or an audit that failed;
-2 a job that cannot be run as written; 3 an audit that found nothing wrong in a log without an end; 130 interrupted,
-and it is said. Rooms are imported when their command is given, so that
+Invariant: a mistake of the user's never shows a traceback. Rooms are imported when their command is given, so that
 ``headrace --help`` answers at once.
 """
 
@@ -24,6 +22,8 @@ if TYPE_CHECKING:
     from headrace.config import Job
 
 UNFINISHED, INTERRUPTED = 3, 130
+STATUSES = """Exit status: 0 done; 1 a run or an audit failed; 2 the job or the command cannot be run as written; 3 an
+audit found nothing wrong, in the log of a run that has not ended; 130 interrupted, and it is said."""
 REFUSED = (ConfigError, PluginError, WiringError, StalenessError)
 """Errors of a job that should be changed before it is tried again."""
 SCREEN, WIDTH, LONGEST = 24, 100, 600
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def command_parser() -> argparse.ArgumentParser:
     """Every command with its arguments."""
-    parser = argparse.ArgumentParser(prog="headrace", description=headrace.__doc__)
+    parser = argparse.ArgumentParser(prog="headrace", description=headrace.__doc__, epilog=STATUSES)
     parser.add_argument("--version", action="version", version=f"headrace {headrace.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = _command(commands, "run", _run, "run a job; its directory is printed and made under runs/")
@@ -93,7 +93,7 @@ def _command(
     function: Callable[[argparse.Namespace], int],
     text: str,
 ) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=STATUSES)
     parser.set_defaults(command=function)
     return parser
 

@@ -7,7 +7,8 @@
 | environment worker | others, or its successor, play its groups again                                    |
 | storage unit       | the groups it held are dropped by name; what is under way goes to another unit     |
 | separate stage     | what it held is ready again, and its successor's                                   |
-| trainer            | nothing: the run ends, to be resumed from its last checkpoint                      |
+| trainer            | nothing: the run ends, to be resumed from its last checkpoint; only one that was   |
+|                    | killed before it served is started again, by the supervisor                        |
 
 Invariant: from the moment in which a loss is known nothing more is given to the lost process; when its successor
 serves, nobody waits for the old one any more.

@@ -110,6 +110,8 @@ async def _until_stopped(run: _Run, signals: StopSignals) -> tuple[str, str]:
     running = asyncio.ensure_future(_run(run, cluster, training.append))
 
     def stop(name: str) -> None:
+        if name == "SIGHUP" in asked:
+            return  # a terminal that closes sends it once and its shell once more: nobody asks for haste by it
         asked.append(name)
         if training and len(asked) == 1 and training[0].unsaved:
             training[0].stop()

@@ -111,6 +111,15 @@ def test_an_unknown_role_is_refused_with_the_near_miss(capsys: pytest.CaptureFix
     assert "Did you mean 'algorithm'?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [[], ["audit"], ["run"]], ids=["headrace", "audit", "run"])
+def test_help_tells_the_exit_statuses(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*command, "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "0 done; 1 a run or an audit failed; 2 " in told
+    assert "3 an audit found nothing wrong, in the log of a run that has not ended; 130 interrupted" in told
+
+
 @pytest.mark.parametrize(
     ("ok", "finished", "code"), [(True, True, 0), (True, False, 3), (False, True, 1), (False, False, 1)]
 )

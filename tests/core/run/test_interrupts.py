@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a run as they should, and never leave its processes behind."""
+"""SIGINT, SIGTERM and SIGHUP end a run as they should, and never leave its processes behind."""
 
 from __future__ import annotations
 
@@ -126,6 +126,19 @@ async def test_the_second_signal_ends_the_run_at_once(monkeypatch: pytest.Monkey
     await running.interrupt()
     await running.interrupt()
     assert await running.end() == ("stopped", "SIGINT")
+
+
+async def test_a_terminal_that_closes_and_its_shell_that_says_so_again_let_the_batch_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    running = Running(monkeypatch)
+    await running.trains()
+    await running.interrupt(signal.SIGHUP)
+    await running.interrupt(signal.SIGHUP)
+    assert not running.cluster.closing
+    running.loop.batch_ends.set()
+    await turns()
+    assert await running.end() == ("stopped", "SIGHUP")
 
 
 async def test_before_training_begins_one_signal_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
