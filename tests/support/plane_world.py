@@ -81,6 +81,16 @@ class World:
         self._begin(address, serve_unit(address, kept, ledger=self.ledgers, capacity=capacity, ready=_no_news))
         return address
 
+    def unit_after(self, seconds: float, address: str) -> None:
+        """A storage unit joins when so much time has passed."""
+        kept = self.storages[address] = MemoryStorage(None)
+        serving = serve_unit(address, kept, ledger=self.ledgers, ready=_no_news)
+
+        def begin() -> None:
+            self._serving[address] = self.clock.create_task(serving)
+
+        self.clock.call_later(seconds, begin)
+
     def _begin_ledger(self, ledger: str) -> None:
         place = self.ledgers.index(ledger)
         kept = self.storages.get(ledger)

@@ -147,9 +147,12 @@ class LedgerService:
         return await self._units.figures()
 
     @rpc
-    def units(self, request: None) -> Any:
-        """Addresses of all units by number, "" of those that are gone; as soon as there is one."""
-        return self._units.some()
+    def units(self, wait: float | None) -> Any:
+        """Addresses of all units by number, "" of those that are gone; as soon as there is one, or DeadlineError after
+        ``wait`` seconds. None: as long as the caller waits."""
+        if wait is not None:
+            check_wait(wait)
+        return self._units.some(wait)
 
     @rpc
     def describe(self, partition: str) -> Described:

@@ -34,7 +34,7 @@ from headrace.dataplane.ordering import Order, lease_in_order
 from headrace.dataplane.rows import Rows, check_rows, lease_ref
 from headrace.dataplane.shards import check_place
 from headrace.dataplane.shared import Reading, are_large, put_shared
-from headrace.dataplane.unit_clients import UnitClients
+from headrace.dataplane.unit_clients import TOLD_EARLIER, UnitClients
 from headrace.errors import ContractError, DeadlineError, HeadraceError, LostRowsError
 from headrace.flow.group_table import UNKNOWN
 from headrace.wire import BlockingClient, check_deadline
@@ -44,8 +44,6 @@ LEASE_SECONDS = 60.0
 GRACE = 10.0
 """How much longer than the ledger a consumer waits for what the ledger decides."""
 _ONCE = "the rows may be kept: whoever names a put by once= can put it again, and keep it once"
-_TOLD_EARLIER = 1.0
-"""Seconds before its deadline that a put for which a unit has no room is told so."""
 _NO_ROWS = np.zeros(0, np.int64)
 """Nobody knows yet which."""
 
@@ -90,10 +88,11 @@ class Partition:
         deadline: float = DEADLINE,
     ) -> Array:
         """Store columns of ``rows``, or of new rows, whose ids come back: whole groups, one after another, of policy
-        ``version``. Answered when the values are kept and consumers can have them. It waits while the unit is full.
-        ContractError when a column is not as the schema says, or one of ``rows`` never was. DeadlineError tells nothing
-        of what became of them: put new rows ``once``, under a name, and when they are put again under it, by whomever,
-        they are kept once, with the same ids. The ledger knows the newest 65,536 names, of no rows that were lost."""
+        ``version``. Answered when the values are kept and consumers can have them. It waits while the unit is full,
+        and while there is none. ContractError when a column is not as the schema says, or one of ``rows`` never was.
+        DeadlineError tells nothing of what became of them: put new rows ``once``, under a name, and when they are put
+        again under it, by whomever, they are kept once, with the same ids. The ledger knows the newest 65,536 names, of
+        no rows that were lost."""
         ids = None if rows is None else as_ids(rows, "rows of a put")
         noted = self.try_put(columns, rows=ids, version=version, once=once, deadline=deadline)
         if ids is None:
@@ -123,7 +122,7 @@ class Partition:
         end = monotonic() + deadline
         while (left := end - monotonic()) > 0:
             number = self._units.next(left)
-            wait = left - min(_TOLD_EARLIER, left / 4)
+            wait = left - min(TOLD_EARLIER, left / 4)
             put = Put(self.name, ids, values, version, made=self._made_at_units, once=once, wait=wait)
             try:
                 return self._put(number, put, left)

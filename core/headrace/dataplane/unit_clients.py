@@ -20,6 +20,8 @@ LEARN_SECONDS = 5.0
 """After which a producer asks again where the storage units are, so that one that came later gets its share."""
 ASK_SECONDS = 10.0
 """For the ledger to say whether a unit is gone that has met its deadline."""
+TOLD_EARLIER = 1.0
+"""Seconds before its deadline that a put is told for which there is no unit, or no room."""
 _NAMED = 5
 """Rows that an error names."""
 
@@ -43,14 +45,22 @@ class UnitClients:
         self.show(self._learn(deadline))
 
     def next(self, deadline: float) -> int:
-        """Units in turn."""
+        """Units in turn. When there is none, as soon as there is one: DeadlineError, from the ledger, when none comes
+        until shortly before the deadline."""
         if not self._there or monotonic() > self._learned + LEARN_SECONDS:
-            self.learn(deadline)
-        if not self._there:
-            raise DeadlineError("the data plane has no storage unit", fix="start one")
+            self._find(deadline)
         number = self._there[self._turn % len(self._there)]
         self._turn += 1
         return number
+
+    def _find(self, deadline: float) -> None:
+        end = monotonic() + deadline
+        self.learn(deadline)
+        if not self._there:
+            left = max(end - monotonic(), deadline / 4)
+            wait = left - min(TOLD_EARLIER, left / 4)
+            awaiting = "a storage unit to be there"
+            self.show(self._connections.client().call("units", wait, reply=list[str], deadline=left, awaiting=awaiting))
 
     def ask_anew(self) -> None:
         """Before the next turn: one that did not answer need not be met again if it is gone."""

@@ -24,7 +24,7 @@ from headrace.contract import Array
 from headrace.dataplane.gathering import sole_unit
 from headrace.dataplane.links import RemoteUnit, UnitLink, settled
 from headrace.dataplane.messages import Join, UnitFigures
-from headrace.errors import RunError
+from headrace.errors import DeadlineError, RunError
 
 log = logging.getLogger(__name__)
 
@@ -99,14 +99,15 @@ class Units:
             self._awaited.set_result(self.addresses())
         return len(self._addresses)
 
-    def some(self) -> list[str] | asyncio.Future[list[str]]:
-        """:meth:`addresses`; when no unit lives, as soon as one does."""
+    def some(self, wait: float | None) -> list[str] | asyncio.Future[list[str]]:
+        """:meth:`addresses`; when no unit lives, as soon as one does, or DeadlineError after ``wait`` seconds. None: as
+        long as somebody waits."""
         addresses = self.addresses()
         if any(addresses):
             return addresses
         if self._awaited is None or self._awaited.done():
             self._awaited = asyncio.get_running_loop().create_future()
-        return asyncio.shield(self._awaited)
+        return asyncio.ensure_future(_first(self._awaited, wait))
 
     def addresses(self) -> list[str]:
         """Of all that there ever were, by number; "" of those that are gone."""
@@ -195,3 +196,14 @@ class Units:
         for link in self._links:
             if isinstance(link, RemoteUnit):
                 await link.close()
+
+
+async def _first(awaited: asyncio.Future[list[str]], wait: float | None) -> list[str]:
+    """What others await too. DeadlineError after ``wait`` seconds."""
+    try:
+        async with asyncio.timeout(wait):
+            return await asyncio.shield(awaited)
+    except TimeoutError:
+        raise DeadlineError(
+            f"no storage unit is in service, and none came within {wait:.3g} s", fix="start one: serve_unit"
+        ) from None
