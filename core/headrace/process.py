@@ -1,4 +1,4 @@
-"""What a process asks of the system: not to outlive the one that started it.
+"""What a process asks of the system: not to outlive the one that started it, and whether others live or listen.
 
 Invariant: after :func:`die_with_parent` has returned, the death of the parent, by any signal, is this
 process's death. Linux only; elsewhere it does nothing, and a killed parent leaves its children behind.
@@ -9,12 +9,14 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_ANSWER_SECONDS = 1.0
 
 # Found at import: between fork and exec nothing may be looked up or imported.
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -43,6 +45,18 @@ def is_stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
     except (OSError, IndexError):
         return False
+
+
+def is_listened_at(path: str) -> bool:
+    """Whether a process listens at this socket of the file system: a second one there would silently take it over. One
+    that a dead process left behind, and what is no socket, nobody listens at."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_ANSWER_SECONDS)
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True
 
 
 def kill_marked(mark: str) -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from headrace.config.schema import Job
 from headrace.errors import ConfigError, HeadraceError, PluginError
+from headrace.process import is_listened_at
 
 UNIX = "unix:"
 """Before the path of a socket in the file system."""
+_IN_USE = "it is in use by another process"
 
 
 def check_network(job: Job) -> list[HeadraceError]:
@@ -80,6 +82,12 @@ def unserved(listen: str, reason: str) -> ConfigError:
     )
 
 
+def check_unshared(listen: str) -> None:
+    """ConfigError for a socket of the file system at which another process serves: it would be taken over."""
+    if listen.startswith(UNIX) and is_listened_at(listen.removeprefix(UNIX)):
+        raise unserved(listen, _IN_USE)
+
+
 def _check_free(listen: str) -> None:
     """ConfigError where nobody could listen now."""
     host, _, port = listen.rpartition(":")
@@ -101,7 +109,10 @@ def _port_problem(host: str, port: str) -> str:
 
 
 def _path_problem(path: Path) -> str:
-    """Why no socket can be made at ``path``; "" when one can. A socket that is there is replaced, whoever made it."""
+    """Why no socket can be made at ``path``; "" when one can. One that is there, and at which nobody listens any more,
+    is replaced, whoever made it."""
+    if is_listened_at(str(path)):
+        return _IN_USE
     if path.exists() and not path.is_socket():
         return "there is something else"
     if not path.parent.is_dir():

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from headrace.config.network import UNIX, check_listen, unserved
+from headrace.config.network import UNIX, check_listen, check_unshared, unserved
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ class MetricsPage:
 
     async def start(self) -> str:
         """Serve; returns where, with the port that the system chose for port 0. ConfigError when that is taken."""
+        check_unshared(self._listen)
         try:
             if self._listen.startswith(UNIX):
                 path = self._listen.removeprefix(UNIX)

@@ -7,10 +7,10 @@ directory nor a holder of the run's keys.
 from __future__ import annotations
 
 import os
-import socket
 import stat
 
 from headrace.errors import WireError
+from headrace.process import is_listened_at
 from headrace.wire.keys import Keys
 
 _PATH_BYTES = 107
@@ -46,17 +46,10 @@ def check_address(address: str, *, keys: Keys | None) -> None:
 
 def check_free(address: str) -> None:
     """WireError when somebody listens on an ipc address already: a second bind would silently take it over."""
-    if not address.startswith("ipc://"):
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(address.removeprefix("ipc://"))
-        except OSError:
-            return
-    raise WireError(
-        f"{address} is in use by another process", fix="end the run that uses this directory, or take another one"
-    )
+    if address.startswith("ipc://") and is_listened_at(address.removeprefix("ipc://")):
+        raise WireError(
+            f"{address} is in use by another process", fix="end the run that uses this directory, or take another one"
+        )
 
 
 def _check_ipc(path: str) -> None:

@@ -34,6 +34,17 @@ def test_a_path_where_no_socket_can_be_is_refused(
     teaches(text, f"--set {override}", reason, "choose a port or path that is free")
 
 
+def test_a_socket_at_which_somebody_listens_is_refused(
+    folder: Path, write_job: WriteJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind("metrics.sock")
+        taken.listen()
+        text = refused(write_job(), capsys, "--set", "network.metrics=unix:metrics.sock")
+    teaches(text, "--set network.metrics=unix:metrics.sock", "it is in use by another process", "path that is free")
+    assert check_job(load_job(write_job(), ["network.metrics=unix:metrics.sock"])) == [], "it was left behind"
+
+
 def test_a_place_that_was_only_tried_is_free(folder: Path, write_job: WriteJob) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

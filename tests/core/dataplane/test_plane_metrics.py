@@ -180,6 +180,25 @@ async def test_a_port_that_is_taken_is_named() -> None:
     await first.close()
 
 
+async def test_a_socket_at_which_another_page_is_served_is_refused_and_one_that_was_left_behind_is_replaced(
+    tmp_path: Path,
+) -> None:
+    async def nothing() -> list[object]:
+        return []
+
+    path = str(tmp_path / "metrics")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(path)
+    first = MetricsPage(f"unix:{path}", nothing)
+    await first.start()
+    with pytest.raises(ConfigError, match="it is in use by another process") as refused:
+        await MetricsPage(f"unix:{path}", nothing).start()
+    assert "choose a port or path that is free" in refused.value.fix
+    answer = await asyncio.to_thread(fetch, path, b"GET /metrics HTTP/1.1\r\n\r\n")
+    assert answer.startswith("HTTP/1.1 200 OK"), "the first is still served"
+    await first.close()
+
+
 async def test_who_asks_while_the_page_closes_is_let_go_without_a_fault(caplog: pytest.LogCaptureFixture) -> None:
     asked = asyncio.Event()
 
