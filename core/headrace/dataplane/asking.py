@@ -12,6 +12,7 @@ import numpy as np
 
 from headrace.contract import Array, Ragged, Repeated
 from headrace.dataplane.contents import Value
+from headrace.dataplane.schema import one_number
 from headrace.errors import ContractError
 from headrace.wire.messages import MAX_SECONDS
 
@@ -53,6 +54,8 @@ def check_columns(columns: Mapping[str, Value]) -> None:
             raise ContractError(f"a put gave {given}", fix="put numpy arrays, and Ragged for ragged columns")
         shared = column.values if isinstance(column, Repeated) else column
         values = shared.values if isinstance(shared, Ragged) else shared
+        if not values.ndim:
+            raise one_number(name)
         if values.dtype.kind in "OSUMm":
             raise ContractError(
                 f"column {name!r} of a put has the dtype {values.dtype}: only numbers and bool are kept",

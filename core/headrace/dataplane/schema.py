@@ -69,7 +69,11 @@ class Schema:
             like = values is not shared, values.dtype, values.shape[1:]
             if kind is None or like != kind.like or (shared is not column) != kind.by_content:
                 raise self._misfit(name, column)
-            if len(column) != count:
+            try:
+                uneven = len(column) != count
+            except TypeError:
+                raise one_number(name) from None
+            if uneven:
                 raise _uneven(put, count)
             total += values.nbytes
             if isinstance(column, Repeated):
@@ -204,9 +208,15 @@ def _check_rows(rows: Array) -> None:
 def _count(columns: Mapping[str, Value]) -> int:
     """Of new rows."""
     name, column = next(iter(columns.items()))
-    if not isinstance(column, Ragged | Repeated) and not column.ndim:
-        raise ContractError(f"column {name!r} of a put is one number", fix="put an array with an entry for each row")
-    return len(column)
+    try:
+        return len(column)
+    except TypeError:
+        raise one_number(name) from None
+
+
+def one_number(name: str) -> ContractError:
+    """Of a column that is an array without dimensions."""
+    return ContractError(f"column {name!r} of a put is one number", fix="put an array with an entry for each row")
 
 
 def _uneven(put: Put, count: int) -> ContractError:

@@ -13,12 +13,14 @@ import pytest
 
 from headrace.contract import Ragged
 from headrace.dataplane import ColumnSchema, DataPlane, Partition, PartitionSpec, Stream
+from headrace.dataplane.messages import Noted, Put
 from headrace.errors import ContractError, DeadlineError, HeadraceError, RunError, SilenceError, WireError
 from support.data_plane import Services, soon
 from support.plane_world import World
 
 COLUMNS = {"tokens": ColumnSchema("int32", ragged=True), "reward": ColumnSchema("float32")}
 READS: dict[str, tuple[str, ...]] = {"score": ("tokens",), "train": ("tokens", "reward")}
+READS_AB = {"train": ("a", "b")}
 Said = tuple[Callable[[Partition], object], type[HeadraceError], str]
 
 
@@ -126,6 +128,24 @@ def test_a_call_that_means_nothing_is_refused_in_words(
     with pytest.raises(error, match=re.escape(answer)):
         call(partition)
     assert partition.stats().rows == 0
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_column_that_is_one_number_is_refused_wherever_it_stands(shards: int) -> None:
+    world = World(shards=shards)
+    unit = world.unit()
+    partition = world.plane().create(spec(columns={"a": COLUMNS["reward"], "b": COLUMNS["reward"]}, consumers=READS_AB))
+    one, both = np.ones(1, np.float32), np.ones(2, np.float32)
+    rows = np.concatenate([partition.put({"a": one}), partition.put({"a": one})])
+    number = np.array(2, np.float32)
+    for columns, known in (({"a": both, "b": number}, None), ({"b": number}, rows), ({"a": both, "b": number}, rows)):
+        with pytest.raises(ContractError, match="column 'b' of a put is one number") as told:
+            partition.put(columns, rows=known)
+        assert "an entry for each row" in told.value.fix
+        with pytest.raises(ContractError, match="column 'b' of a put is one number"):  # of another kind of client
+            world.outcome(world.say(unit, "put", Put("phase", known, columns, 0), Noted))
+    assert partition.stats().nbytes == one.nbytes * 2, "nothing was kept"
+    world.close()
 
 
 def test_rows_are_named_by_a_list_as_well_as_by_an_array(partition: Partition) -> None:
