@@ -29,14 +29,15 @@ from headrace.dataplane.metrics import data_plane_metrics
 from headrace.dataplane.shards import ShardedLedger
 from headrace.dataplane.shared_unit import unit_service
 from headrace.dataplane.unit import KEPT_FREE_BYTES
-from headrace.errors import ContractError
+from headrace.errors import ContractError, HeadraceError
 from headrace.freed_memory import keep_freed_memory
 from headrace.observe.exposition import MetricsPage
 from headrace.wire import Client, Keys, Server
 
 
 def until_stopped(serving: Coroutine[Any, Any, None]) -> None:
-    """Serve in this process until Ctrl-C or SIGTERM; shared memory and files are cleaned up then."""
+    """Serve in this process until Ctrl-C or SIGTERM; shared memory and files are cleaned up then. What cannot be
+    served, or not any more, is told on stderr in words, and the process ends with status 1: SystemExit."""
 
     async def run() -> None:
         task = asyncio.ensure_future(serving)
@@ -45,7 +46,10 @@ def until_stopped(serving: Coroutine[Any, Any, None]) -> None:
         with suppress(asyncio.CancelledError):
             await task
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    except HeadraceError as error:  # for whoever started the process, who needs no traceback
+        raise SystemExit(f"{type(error).__name__}: {error}") from error
 
 
 def _announce(address: str) -> None:

@@ -46,6 +46,15 @@ def test_it_says_where_it_serves_and_ends_without_a_word_and_without_leaving_any
     assert not list(values.iterdir())
 
 
+def test_what_cannot_be_served_ends_its_process_with_the_error_in_words(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SERVE, f"ipc://{tmp_path}/ledger", "/nowhere/at/all"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "values cannot be kept in /nowhere/at/all" in ended.stderr
+    assert "  fix:  " in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 KEPT: Any = MemoryStorage(None)
 AT = "ipc:///nowhere/served"
 

@@ -41,13 +41,19 @@ class Processes:
         self.plane = DataPlane(ledger)
 
     def _start(self, *arguments: str) -> str:
-        process = subprocess.Popen([sys.executable, "-c", SERVE, *arguments], stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-c", SERVE, *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self._running.append(process)
         assert process.stdout is not None
         return process.stdout.readline().strip()
 
     def signal(self, unit: int, number: signal.Signals) -> None:
         os.kill(self._running[unit].pid, number)
+
+    def end_of(self, unit: int) -> tuple[int, str]:
+        """Its exit status and what it said on stderr, when it ends by itself."""
+        _, said = self._running[unit].communicate(timeout=30)
+        return self._running[unit].returncode, said
 
     def close(self) -> None:
         self.plane.close()
@@ -82,6 +88,20 @@ def test_a_put_to_a_unit_that_is_gone_goes_to_another_and_is_there_once(
     assert partition.lease("train", 2, at_least=1).rows.tolist() == [row]
     with pytest.raises(DeadlineError, match="there were no 1 groups"):
         partition.lease("train", 1, deadline=0.5)
+
+
+def test_a_unit_that_was_given_up_ends_with_the_reason_in_words(processes: Processes) -> None:
+    partition = processes.plane.create(SPEC)
+    processes.signal(1, signal.SIGSTOP)
+    put(partition, deadline=20)
+    assert partition.moves == 1, "it was given up"
+    processes.signal(1, signal.SIGCONT)
+    status, said = processes.end_of(1)
+    assert status == 1
+    assert said.startswith("RunError: the storage unit at ipc://")
+    assert "was given up: it was silent too long" in said
+    assert said.endswith("  fix:  start another one\n")
+    assert len(said.splitlines()) == 2
 
 
 def test_a_snapshot_of_a_unit_that_is_gone_ends_and_lets_the_others_delete(
