@@ -24,6 +24,7 @@ from headrace.wire import Meanwhile, encode
 from headrace.wire.blocking import TURN_SECONDS
 from headrace.wire.codec import decoder_for
 from headrace.wire.methods import Method, methods_of
+from headrace.wire.refusal import RefusedError, to_caller
 from headrace_storage.memory import MemoryStorage
 
 LEDGER = "ledger"
@@ -293,6 +294,9 @@ class Client:
             return
         try:
             given = method.call(method.request.decode(message[0], message[1:]))
+        except RefusedError as refusal:
+            answer.set_exception(to_caller(name, refusal))
+            return
         except Exception as error:  # for the caller, as on the wire
             answer.set_exception(error)
             return

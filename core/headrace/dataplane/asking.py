@@ -14,6 +14,7 @@ from headrace.contract import Array, Ragged, Repeated
 from headrace.dataplane.contents import Value
 from headrace.dataplane.schema import one_number
 from headrace.errors import ContractError
+from headrace.wire import DEFAULT_LIMITS
 from headrace.wire.messages import MAX_SECONDS
 
 
@@ -60,6 +61,19 @@ def check_columns(columns: Mapping[str, Value]) -> None:
             raise ContractError(
                 f"column {name!r} of a put has the dtype {values.dtype}: only numbers and bool are kept",
                 fix="give the dtype that the schema names, for example np.array(values, dtype=np.float32)",
+            )
+
+
+def check_sizes(columns: Mapping[str, Value]) -> None:
+    """ContractError for a column of which a put has more than can be sent."""
+    for name, column in columns.items():
+        shared = column.values if isinstance(column, Repeated) else column
+        nbytes = (shared.values if isinstance(shared, Ragged) else shared).nbytes
+        most = DEFAULT_LIMITS.frame_bytes
+        if nbytes > most:
+            raise ContractError(
+                f"a put has {nbytes:,} bytes of column {name!r}; at most {most:,} are sent at once",
+                fix="put fewer rows at once; cut values that are larger than that into several rows, or columns",
             )
 
 

@@ -61,8 +61,8 @@ class PartitionLedger:
             for name, reads in spec.consumers.items()
         }
         """Places of the columns that a consumer reads; None for one that reads all, in their order."""
-        self.waiting = {name: Waiting() for name in spec.consumers}
-        self.looking = {name: Waiting() for name in spec.consumers}
+        self.waiting = {name: Waiting(ledger.ready) for name in spec.consumers}
+        self.looking = {name: Waiting(ledger.ready) for name in spec.consumers}
         self._leaving: dict[int, _Leaving] = {}
         """Groups that left while they were on lease."""
         self._lost: list[int] = []

@@ -9,7 +9,7 @@ from time import monotonic
 import numpy as np
 
 from headrace.contract import Array, Batch, StorageStats
-from headrace.dataplane.asking import as_ids, as_names, check_columns, check_held_for, check_wait
+from headrace.dataplane.asking import as_ids, as_names, check_columns, check_held_for, check_sizes, check_wait
 from headrace.dataplane.connections import Connections
 from headrace.dataplane.contents import Value, once_each
 from headrace.dataplane.gathering import Part, join, parts
@@ -32,10 +32,11 @@ from headrace.dataplane.messages import (
 )
 from headrace.dataplane.ordering import Order, lease_in_order
 from headrace.dataplane.rows import Rows, check_rows, lease_ref
+from headrace.dataplane.schema import check_made
 from headrace.dataplane.shards import check_place
 from headrace.dataplane.shared import Reading, are_large, put_shared
-from headrace.dataplane.unit_clients import TOLD_EARLIER, UnitClients
-from headrace.errors import ContractError, DeadlineError, HeadraceError, LostRowsError
+from headrace.dataplane.unit_clients import ASK_SECONDS, TOLD_EARLIER, UnitClients
+from headrace.errors import ContractError, DeadlineError, HeadraceError, LostRowsError, WireError
 from headrace.flow.group_table import UNKNOWN
 from headrace.wire import BlockingClient, check_deadline
 
@@ -152,7 +153,11 @@ class Partition:
             if noted:
                 return noted
         awaiting = "a storage unit to keep rows"
-        return client.call("put", put, reply=Noted, deadline=deadline, awaiting=awaiting, meanwhile=meanwhile)
+        try:
+            return client.call("put", put, reply=Noted, deadline=deadline, awaiting=awaiting, meanwhile=meanwhile)
+        except ContractError:
+            check_sizes(put.columns)  # says which it is
+            raise
 
     def lease(
         self,
@@ -254,6 +259,7 @@ class Partition:
         )
         ids, tokens, attempts = granted.rows
         rows = Rows(
+            partition=self.name,
             lease=granted.lease,
             consumer=call.consumer,
             rows=ids,
@@ -270,7 +276,7 @@ class Partition:
         """Values of leased rows: ``columns``, by default all that the consumer reads. LostRowsError when a unit has
         lost them, ContractError when they are of a ledger's earlier life. Arrays may be read-only views of memory that
         the unit shares; they are valid until the rows are acknowledged or released, or the lease expires."""
-        check_rows(held)
+        check_rows(held, self.name)
         reads = self.spec.consumers[held.consumer]
         wanted = reads if columns is None else as_names(columns, f"consumer {held.consumer!r}")
         for column in wanted:
@@ -279,9 +285,18 @@ class Partition:
                     f"consumer {held.consumer!r} of partition {self.name!r} asks for {column!r}",
                     fix=f"it reads {', '.join(reads)}",
                 )
-        if held.units is None:
-            return self._fetch(held.unit, held.rows, wanted, deadline)
-        return self._gather(held.rows, wanted, held.units[:, [reads.index(column) for column in wanted]], deadline)
+        try:
+            if held.units is None:
+                return self._fetch(held.unit, held.rows, wanted, deadline)
+            return self._gather(held.rows, wanted, held.units[:, [reads.index(column) for column in wanted]], deadline)
+        except LostRowsError:
+            self._require_made(min(deadline, ASK_SECONDS))
+            raise
+
+    def _require_made(self, deadline: float) -> None:
+        """ContractError when the partition is gone: its rows went with it, and nobody lost them."""
+        with suppress(WireError):  # whoever cannot tell has not said so
+            check_made(self.name, self._made, self._describe(deadline).made)
 
     def _fetch(self, unit: int, rows: Array, columns: tuple[str, ...], deadline: float) -> Batch:
         reading = self._ask(unit, rows, columns, deadline)

@@ -13,6 +13,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """On lease. ``rows``: int64 [n], the oldest version first, whole groups unless the consumer works by row;
     ``tokens``: int64 [n]; ``attempts``: int64 [n], how often each was leased by this consumer, this time included."""
 
+    partition: str
     lease: int
     consumer: str
     rows: Array
@@ -34,12 +35,22 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 def lease_ref(partition: str, held: Rows, seconds: float = 0.0) -> LeaseRef:
     """The lease, as the ledger is told of it."""
-    check_rows(held)
+    check_rows(held, partition)
     holder = None if held.share is None else Holder(held.consumer, held.share.rank)
     return LeaseRef(partition, held.lease, seconds, holder)
 
 
-def check_rows(held: Rows) -> None:
+def check_rows(held: Rows, partition: str) -> None:
+    """ContractError for what is no lease of the partition."""
+    check_kind(held)
+    if held.partition != partition:
+        raise ContractError(
+            f"a lease of partition {held.partition!r} was given to partition {partition!r}",
+            fix="give it to the partition that it is of",
+        )
+
+
+def check_kind(held: Rows) -> None:
     """ContractError for what is no lease."""
     if not isinstance(held, Rows):
         raise ContractError(f"{type(held).__name__} in the place of a lease", fix="pass on the Rows of lease or take")

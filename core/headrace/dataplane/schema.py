@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import prod
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -175,7 +176,7 @@ def _kind_of(name: str, column: ColumnSchema) -> _Kind:
             f"column {name!r} has values of shape {list(column.shape)}",
             fix="give the length of each dimension; only the first of a ragged column differs from row to row",
         )
-    nbytes = dtype.itemsize * prod(column.shape)
+    nbytes = dtype.itemsize * prod(map(int, column.shape))
     if nbytes > DEFAULT_LIMITS.frame_bytes:
         raise ContractError(
             f"column {name!r} has values of shape {list(column.shape)}: {nbytes:,} bytes each",
@@ -281,13 +282,18 @@ def _check_types(spec: PartitionSpec) -> None:
     for name, column in spec.columns.items():
         if not isinstance(column, ColumnSchema):
             raise ContractError(f"column {name!r} {of} is {column!r}", fix='describe it: ColumnSchema("float32")')
-        if not isinstance(column.shape, tuple | list) or not all(isinstance(side, int) for side in column.shape):
+        if not isinstance(column.shape, tuple | list) or not all(isinstance(side, Integral) for side in column.shape):
             raise ContractError(f"column {name!r} {of} has the shape {column.shape!r}", fix="give a tuple of int: (3,)")
+        for what, said in (("ragged", column.ragged), ("by_content", column.by_content)):
+            if not isinstance(said, bool):
+                raise ContractError(f"{what} of column {name!r} {of} is {said!r}", fix="say True or False")
     lists = {f"what consumer {name!r} {of} reads": reads for name, reads in spec.consumers.items()}
     lists |= {f"what consumer {name!r} {of} writes": adds for name, adds in spec.writes.items()}
     for what, names in {**lists, f"by_row {of}": spec.by_row}.items():
         if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
             raise ContractError(f"{what} is {names!r}", fix='give a tuple of names, of one too: ("tokens",)')
+    if not isinstance(spec.length_of, str):
+        raise ContractError(f"length_of {of} is {spec.length_of!r}", fix='name a ragged column, or say ""')
     if not isinstance(spec.group_size, int):
         raise ContractError(f"group_size {of} is {spec.group_size!r}", fix="give a whole number, at least 1")
 

@@ -25,9 +25,10 @@ from headrace.dataplane.contents import Value, batch_of, values_of
 from headrace.dataplane.messages import LeaseCall, LookCall, Noted, PartitionStats, Ready, StatsCall
 from headrace.dataplane.ordering import Order
 from headrace.dataplane.partition_client import DEADLINE, GRACE, LEASE_SECONDS, Partition
-from headrace.dataplane.rows import Rows
+from headrace.dataplane.refusals import too_few
+from headrace.dataplane.rows import Rows, check_kind
 from headrace.dataplane.shards import SHARD_BITS, made_of, oldest_shares, shards_of
-from headrace.errors import ContractError, DeadlineError, HeadraceError, LostRowsError, RunError
+from headrace.errors import ContractError, DeadlineError, HeadraceError, LostRowsError, RunError, SilenceError
 from headrace.wire import BlockingClient, Sent, first_answered
 
 T = TypeVar("T")
@@ -110,7 +111,12 @@ class ShardedPartition(Partition):
             more = -(-missing // len(self._shards))
             wait = max(0.0, end - monotonic())
             looks = [LookCall(call, count + more, wait) for count in there]
-            self._ask_any("look", looks, Ready, wait)
+            try:
+                self._ask_any("look", looks, Ready, wait)
+            except SilenceError:
+                raise
+            except DeadlineError as error:  # of a shard, which knows its own groups only
+                raise too_few(call, sum(there)) from error
 
     def _take(self, call: LeaseCall, ready: list[dict[int, int]]) -> Rows | None:
         """None when others were faster, and too little was left."""
@@ -205,6 +211,9 @@ class ShardedPartition(Partition):
 
     def drop(self, groups: Sequence[int], *, deadline: float = DEADLINE) -> None:
         given = as_ids(groups, "groups")
+        if given.ndim != 1 or given.dtype.kind != "i":  # which a ledger says more about
+            self._home.drop(groups, deadline=deadline)
+            return
         whose = shards_of(given, self.spec.group_size)
         for shard, partition in enumerate(self._shards):
             if (whose == shard).any():
@@ -268,6 +277,7 @@ class ShardedPartition(Partition):
 
 
 def _parts(held: Rows) -> tuple[Rows, ...]:
+    check_kind(held)
     return held.parts or (held,)
 
 

@@ -12,9 +12,10 @@ from headrace.contract import Array, Column, Placed, Region, SharedMemory, Stora
 from headrace.dataplane.links import LedgerLink
 from headrace.dataplane.messages import Fetch, Found, Put, PutPlaced, Reserve, Reserved
 from headrace.dataplane.pending import Pending
+from headrace.dataplane.refusals import lost_rows
 from headrace.dataplane.shared import SHARED_BYTES
 from headrace.dataplane.traffic import MAPPED, SENT
-from headrace.dataplane.unit import UnitService, lost_rows, stored_names
+from headrace.dataplane.unit import UnitService, stored_names
 from headrace.wire import rpc
 
 
@@ -63,7 +64,7 @@ class SharedUnitService(UnitService):
         try:
             placed = self._locate(fetch.rows.tolist(), dict(zip(names, fetch.columns, strict=True)), places)
         except KeyError as error:
-            raise lost_rows(error) from error
+            raise lost_rows(fetch) from error
         small = tuple(name for name, where in placed.items() if where.nbytes < SHARED_BYTES and name not in places)
         sent = self.read(Fetch(fetch.rows, small, fetch.partition)).columns
         return Found(dict(sent), {name: where for name, where in placed.items() if name not in sent}, places)

@@ -73,8 +73,19 @@ def take(path: Path, ledgers: Sequence[str], client: Connect, *, deadline: float
         raise RunError(
             f"snapshot {path} cannot be written: {error.strerror}",
             origin=str(path),
-            fix="free disk space, or name another place",
+            fix=_mended(error, path),
         ) from error
+
+
+def _mended(error: OSError, path: Path) -> str:
+    """What to do about a file that cannot be written."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return f"make the folder {path.parent}, or name a file in another one"
+    if isinstance(error, IsADirectoryError):
+        return f"{path} is a folder: name a file in it"
+    if isinstance(error, PermissionError):
+        return "name a place where this user may write"
+    return "free disk space, or name another place"
 
 
 def _take(writer: RecordWriter, ledgers: Sequence[str], client: Connect, seconds: float, end: float) -> None:

@@ -80,6 +80,11 @@ class Stream:
         self._rank, self._ranks = rank, ranks
         self._process = os.getpid()
         self._desk, self._source = connect(), connect()
+        if not isinstance(self._source, Partition):
+            raise ContractError(
+                f"connect of a stream gave a {type(self._source).__name__}",
+                fix='have it give a partition: Stream(lambda: DataPlane(address).partition("phase"), ...)',
+            )
         self._take = partial(
             self._source.take,
             consumer,

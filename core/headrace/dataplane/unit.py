@@ -23,7 +23,7 @@ from headrace.dataplane.contents import Contents, batch_of, values_of
 from headrace.dataplane.links import LedgerLink, settled
 from headrace.dataplane.messages import Described, Fetch, Join, Noted, Notes, Put, UnitFigures, Unkept
 from headrace.dataplane.pending import Pending
-from headrace.dataplane.refusals import full, too_large
+from headrace.dataplane.refusals import full, lost_rows, too_large
 from headrace.dataplane.schema import Schema, check_made
 from headrace.dataplane.traffic import PUT, SENT, Traffic
 from headrace.errors import DeadlineError, HeadraceError, LostRowsError, RunError
@@ -286,7 +286,7 @@ class UnitService:
         try:
             found = values_of(self._contents.get(fetch.rows.tolist(), names))
         except KeyError as error:
-            raise lost_rows(error) from error
+            raise lost_rows(fetch) from error
         return batch_of(fetch.rows, {column: found[name] for column, name in zip(fetch.columns, names, strict=True)})
 
     def leased(self, fetch: Fetch) -> dict[str, Column] | None:
@@ -383,11 +383,6 @@ def _gone() -> RunError:
 
 def _closed() -> RunError:
     return RunError("the unit was closed")
-
-
-def lost_rows(error: KeyError) -> LostRowsError:
-    """What a storage does not find."""
-    return LostRowsError(f"a storage unit has not all of the rows it was asked for: {error.args[0]}")
 
 
 async def _later(fetch: Fetch, read: Callable[[Fetch], T], told: asyncio.Future[list[Noted]]) -> T:

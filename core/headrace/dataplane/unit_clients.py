@@ -12,6 +12,7 @@ from time import monotonic
 
 from headrace.contract import Array
 from headrace.dataplane.connections import Connections
+from headrace.dataplane.refusals import names_of
 from headrace.dataplane.shared import Segments
 from headrace.errors import DeadlineError, LostRowsError
 from headrace.wire import BlockingClient, Meanwhile
@@ -22,8 +23,6 @@ ASK_SECONDS = 10.0
 """For the ledger to say whether a unit is gone that has met its deadline."""
 TOLD_EARLIER = 1.0
 """Seconds before its deadline that a put is told for which there is no unit, or no room."""
-_NAMED = 5
-"""Rows that an error names."""
 
 
 class UnitClients:
@@ -110,9 +109,7 @@ class UnitClients:
 
 def unit_gone(number: int, rows: Array) -> LostRowsError:
     """Of a unit that the ledger has given up, to whoever asks for ``rows``."""
-    named = ", ".join(map(str, rows[:_NAMED].tolist()))
-    more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
-    kept = f", and with it what it kept of rows {named}{more}" if len(rows) else ""
+    kept = f", and with it what it kept of {names_of(rows)}" if len(rows) else ""
     return LostRowsError(
         f"storage unit {number} is gone{kept}",
         fix="do not use these rows, and give their lease back: Partition.lost tells whoever makes them anew",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 
 from headrace.dataplane.messages import LeaseCall, LookCall
-from headrace.errors import DeadlineError
+from headrace.dataplane.refusals import too_few
 from headrace.wire import Promise
 
 _Call = LeaseCall | LookCall
@@ -24,7 +24,9 @@ class Waiting:
     are as particular about versions, or ask for the same shared batch, and no others; one that has chosen holds up
     none."""
 
-    def __init__(self) -> None:
+    def __init__(self, ready: Callable[[str], Mapping[int, int]]) -> None:
+        """``ready``: groups that a consumer could lease, by version."""
+        self._ready = ready
         self._heaps: dict[_Kind, list[_Waiter]] = {}
         """What the first of a heap cannot have, none of the heap can."""
         self._order = 0
@@ -40,7 +42,7 @@ class Waiting:
         self._order += 1
         self._kept += 1
         self._waiting += 1
-        timer = asyncio.get_running_loop().call_later(call.wait, _give_up, future, call)
+        timer = asyncio.get_running_loop().call_later(call.wait, _give_up, future, call, self._ready)
         future.add_done_callback(lambda _: self._ended(timer))
         return future
 
@@ -101,9 +103,10 @@ def _kind(call: _Call) -> _Kind:
     return (call.min_version, -1) if call.share is None else (0, call.share.batch)
 
 
-def _give_up(future: asyncio.Future[Any], call: _Call) -> None:
+def _give_up(future: asyncio.Future[Any], call: _Call, ready: Callable[[str], Mapping[int, int]]) -> None:
     if not future.done():
         lease = call.lease if isinstance(call, LookCall) else call
-        what = f"{lease.at_least} groups of partition {lease.partition!r} for {lease.consumer}"
         wanted = " that its order wants" if isinstance(call, LookCall) and call.after else ""
-        future.set_exception(DeadlineError(f"there were no {what}{wanted} within {lease.wait:g} s"))
+        there = ready(lease.consumer).items()
+        count = sum(groups for version, groups in there if version >= lease.min_version)
+        future.set_exception(too_few(lease, count, of=wanted))

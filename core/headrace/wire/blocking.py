@@ -121,8 +121,7 @@ class BlockingClient:
 
     def _send(self, method: str, request: object, deadline: float, awaiting: str) -> Sent:
         self._calls += 1
-        message, *arrays = encode_call(Call(self._calls, method, deadline, request))
-        check_limits(len(message), arrays, self._limits)
+        message, arrays = encode_call(Call(self._calls, method, deadline, request), self._limits)
         socket = self._connected()
         self._wait_at_most(deadline)
         try:

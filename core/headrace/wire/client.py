@@ -85,8 +85,7 @@ class Client:
         self._calls += 1
         call = self._calls
         self._connected()
-        message, *arrays = encode_call(Call(call, method, deadline, request))
-        check_limits(len(message), arrays, self._limits)
+        message, arrays = encode_call(Call(call, method, deadline, request), self._limits)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         what = f", awaiting {awaiting}" if awaiting else ""

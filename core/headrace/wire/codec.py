@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ from headrace.wire.refusal import (
     TOO_MANY_FRAMES,
     WRONG_TYPE,
     RefusedError,
+    to_caller,
 )
 from headrace.wire.schema import ColumnOnWire, ValueOnWire, restore, wire_type
 
@@ -44,16 +45,24 @@ def encode(value: object) -> list[Buffer]:
     return [header, *arrays]
 
 
-def encode_call(call: Call[object]) -> list[Buffer]:
-    """:meth:`encode`; ContractError for what cannot travel."""
+def encode_call(call: Call[object], limits: Limits) -> tuple[Buffer, list[Buffer]]:
+    """:meth:`encode`, header and arrays; ContractError for what cannot travel, or is over a bound."""
     try:
-        return encode(call)
+        header, *arrays = encode(call)
+        check_limits(len(header), arrays, limits)
     except TypeError as error:
         raise ContractError(
             f"{call.method}: {error}", fix="send numbers, text, and numpy arrays of numbers or bool"
         ) from error
     except OverflowError as error:
         raise ContractError(f"{call.method}: a whole number of more than 64 bits", fix="give a smaller one") from error
+    except UnicodeEncodeError as error:
+        raise ContractError(
+            f"{call.method}: {error.object!r:.60} is no text: {error.reason}", fix="give text that UTF-8 can write"
+        ) from error
+    except RefusedError as refusal:
+        raise to_caller(call.method, refusal) from refusal
+    return header, arrays
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=pack).encode
@@ -73,7 +82,9 @@ def check_limits(header: int, arrays: Sequence[Any], limits: Limits) -> None:
     """RefusedError when a message of a header of so many bytes and these frames is over a bound."""
     if header > limits.header_bytes:
         raise RefusedError(
-            f"a message header of {header} bytes; at most {limits.header_bytes} are allowed", reason=HEADER_TOO_LARGE
+            f"a message header of {header:,} bytes; at most {limits.header_bytes:,} are allowed",
+            reason=HEADER_TOO_LARGE,
+            fix="send, or ask for, less at once",
         )
     if not arrays:
         return
@@ -86,7 +97,9 @@ def check_limits(header: int, arrays: Sequence[Any], limits: Limits) -> None:
     largest = max(map(len, arrays))
     if largest > limits.frame_bytes:
         raise RefusedError(
-            f"an array of {largest} bytes; at most {limits.frame_bytes} are allowed", reason=FRAME_TOO_LARGE
+            f"an array of {largest:,} bytes; at most {limits.frame_bytes:,} are allowed",
+            reason=FRAME_TOO_LARGE,
+            fix="send, or ask for, fewer rows at once; cut values that are larger than that",
         )
 
 
@@ -114,18 +127,29 @@ class TypedDecoder:
                 ) from error
             raise RefusedError(f"a malformed message: {error}", reason=MALFORMED) from error
         except (TypeError, ValueError) as error:  # a constructor refused the values
-            raise RefusedError(f"a message of the wrong type: {error}", reason=WRONG_TYPE) from error
+            raise RefusedError(
+                f"a message of the wrong type: {error}", reason=WRONG_TYPE, fix="give what is expected there"
+            ) from error
         finally:
             local_frames.received = ()
 
     def _named(self, place: re.Match[str]) -> str:
-        """The field of a message that travels as an array, where it is one."""
-        fields, number = getattr(self._kind, "__struct_fields__", ()), int(place[1])
-        return f"{self._kind.__name__}.{fields[number]}" if number < len(fields) else place[0]
+        """The field of a message that travels as an array, and of those in it, where it is one."""
+        kind: Any = self._kind
+        said = kind.__name__ if getattr(kind, "__struct_fields__", ()) else "$"
+        for number in map(int, _NUMBER.findall(place[0])):
+            fields = getattr(kind, "__struct_fields__", ())
+            if number < len(fields):
+                said += f".{fields[number]}"
+                kind = get_type_hints(kind)[fields[number]]
+            else:
+                said, kind = f"{said}[{number}]", None
+        return said
 
 
-_FIELD = re.compile(r"\$\[(\d+)\]")
+_FIELD = re.compile(r"\$(\[\d+\])+")
 """How msgspec says which element of an array is wrong."""
+_NUMBER = re.compile(r"\d+")
 _decoders: dict[Any, TypedDecoder] = {}
 
 

@@ -13,6 +13,7 @@ import zmq
 from headrace.errors import WireError
 
 _KEY_CHARACTERS = 40
+_UNCHANGED = "make keys with Keys.generate() and pass them on unchanged, as to_dict gives them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +27,10 @@ class Keys:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            if len(getattr(self, item.name)) != _KEY_CHARACTERS:
-                raise WireError(
-                    f"key {item.name} has {len(getattr(self, item.name))} characters, {_KEY_CHARACTERS} were expected",
-                    fix="make keys with Keys.generate() and pass them on unchanged",
-                )
+            key = getattr(self, item.name)
+            if not isinstance(key, str) or len(key) != _KEY_CHARACTERS:
+                has = f"has {len(key)} characters" if isinstance(key, str) else f"is of type {type(key).__name__}"
+                raise WireError(f"key {item.name} {has}, {_KEY_CHARACTERS} characters were expected", fix=_UNCHANGED)
 
     @classmethod
     def generate(cls) -> Keys:
@@ -52,6 +52,7 @@ class Keys:
     def from_dict(cls, values: Mapping[str, str]) -> Keys:
         """The inverse of :meth:`to_dict`. WireError names a missing or unknown key."""
         names = {item.name for item in fields(cls)}
-        if values.keys() != names:
-            raise WireError(f"keys {sorted(values)} were given, {sorted(names)} were expected")
+        if not isinstance(values, Mapping) or values.keys() != names:
+            given = sorted(map(str, values)) if isinstance(values, Mapping) else type(values).__name__
+            raise WireError(f"keys {given} were given, {sorted(names)} were expected", fix=_UNCHANGED)
         return cls(**values)

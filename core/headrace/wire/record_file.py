@@ -81,7 +81,11 @@ def read_records(path: Path) -> Iterator[list[Any]]:
             if file.read(1):
                 raise _damaged(path, "goes on after its end")
     except OSError as error:
-        raise _damaged(path, f"cannot be read: {error.strerror}") from error
+        raise RunError(
+            f"{path} cannot be read: {error.strerror}",
+            origin=str(path),
+            fix="name a file that is there, and that this user may read",
+        ) from error
 
 
 def sync(path: Path) -> None:

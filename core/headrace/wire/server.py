@@ -28,7 +28,7 @@ from headrace.wire.limits import DEFAULT_LIMITS, Limits
 from headrace.wire.messages import Call, Cancel, Failure, Reply
 from headrace.wire.methods import Method, methods_of
 from headrace.wire.promise import Promise
-from headrace.wire.refusal import HEADER_TOO_LARGE, MALFORMED, UNKNOWN_METHOD, RefusedError
+from headrace.wire.refusal import HEADER_TOO_LARGE, MALFORMED, UNKNOWN_METHOD, RefusedError, to_caller
 from headrace.wire.sockets import Context, bind_socket, bound_address, close_context, open_context
 
 logger = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ class Server:
         try:
             method, request = self._read(call, arrays)
         except RefusedError as refusal:
-            self._fail(key, refusal)
+            self._fail(key, to_caller(call.method, refusal))
             raise
         if method.plain:
             self._answer(key, method, request, call.seconds)
@@ -193,15 +193,13 @@ class Server:
         method = self._methods.get(call.method)
         if method is None:
             raise RefusedError(
-                f"no method {call.method!r} at {self._address}; it has {', '.join(sorted(self._methods))}",
+                f"there is no method {call.method!r} at {self._address}, but {', '.join(sorted(self._methods))}",
                 reason=UNKNOWN_METHOD,
+                fix="name the address of a service that has it",
             )
         if arrays:  # the rest was looked at
             check_limits(len(call.body), arrays, self._limits)
-        try:
-            return method, method.request.decode(call.body, arrays)
-        except RefusedError as refusal:
-            raise RefusedError(f"{call.method}: {refusal.message}", reason=refusal.reason) from refusal
+        return method, method.request.decode(call.body, arrays)
 
     async def _run(self, key: tuple[bytes, int], method: Method, request: Any, seconds: float) -> None:
         task, began = asyncio.current_task(), perf_counter()

@@ -14,7 +14,6 @@ from headrace.dataplane import ColumnSchema, Partition, PartitionSpec
 from headrace.dataplane.contents import Contents, by_content
 from headrace.dataplane.messages import Noted, Put, UnitFigures
 from headrace.errors import ContractError
-from headrace.wire import RefusedError
 from headrace_storage.memory import MemoryStorage
 from headrace_storage.shared_memory import SharedMemoryStorage
 from support.data_plane import Services
@@ -176,7 +175,7 @@ def test_places_beyond_the_values_are_refused(world: World) -> None:
     world.plane().create(SPEC)
     beyond = Repeated(images(1, 2), np.array([0, 1]))
     object.__setattr__(beyond, "values", images(1))
-    with pytest.raises(RefusedError, match="places must be from 0 to 0"):
+    with pytest.raises(ContractError, match="places must be from 0 to 0"):
         world.plane().client(unit).call("put", Put("phase", None, {"image": beyond}, 0), reply=Noted, deadline=9)
 
 

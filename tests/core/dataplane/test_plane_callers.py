@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,9 @@ WRONG_SPECS: list[tuple[dict[str, Any], str]] = [
     ({"writes": {"score": "reward"}}, "what consumer 'score' of partition 'phase' writes is 'reward'"),
     ({"by_row": "score"}, "by_row of partition 'phase' is 'score'"),
     ({"group_size": "2"}, "group_size of partition 'phase' is '2'"),
+    ({"length_of": None}, "length_of of partition 'phase' is None"),
+    ({"columns": {"a": ColumnSchema("int32", ragged=1)}}, "ragged of column 'a' of partition 'phase' is 1"),  # type: ignore[arg-type]
+    ({"columns": {"a": ColumnSchema("int32", by_content=None)}}, "by_content of column 'a'"),  # type: ignore[arg-type]
 ]
 
 
@@ -111,7 +115,7 @@ WRONG_CALLS: list[Said] = [
     (lambda p: p.put(tokens([1]), rows=3), ContractError, "a list of int"),  # type: ignore[arg-type]
     (lambda p: p.put(tokens([1]), rows=[0.5]), ContractError, "a list of int"),  # type: ignore[list-item]
     (lambda p: p.drop(1), ContractError, "groups that are 1"),  # type: ignore[arg-type]
-    (lambda p: p.lease("score", "1"), WireError, "LeaseCall.groups"),  # type: ignore[arg-type]
+    (lambda p: p.lease("score", "1"), ContractError, "LeaseCall.groups"),  # type: ignore[arg-type]
     (lambda p: p.take("score", 1, columns="tokens"), ContractError, 'columns=["tokens"]'),
     (lambda p: p.take("score", 1, columns=5), ContractError, "the columns 5"),  # type: ignore[arg-type]
     (lambda p: p.lease("score", 1, order=5), ContractError, "order=5 cannot be called"),  # type: ignore[arg-type]
@@ -228,7 +232,52 @@ def test_threads_that_share_a_partition_are_told_to_have_one_each(services: Serv
     assert partition.stats().leases == 1, "one after another they may"
 
 
+SENT: list[tuple[Callable[[Partition], object], str]] = [
+    (lambda p: p.put(tokens([1]), version=None), "Put.version"),  # type: ignore[arg-type]
+    (lambda p: p.put(tokens([1]), version=1.5), "Put.version"),  # type: ignore[arg-type]
+    (lambda p: p.put(tokens([1]), once=None), "Put.once"),  # type: ignore[arg-type]
+    (lambda p: p.put(tokens([1]), once="\ud800"), r"put: '\ud800' is no text"),
+    (lambda p: p.lease("score", "2"), ".groups"),  # type: ignore[arg-type]
+    (lambda p: p.lease("score", 2, token_budget=None), ".token_budget"),  # type: ignore[arg-type]
+    (lambda p: p.take("score", 1, columns=[1]), ".columns"),  # type: ignore[list-item]
+    (lambda p: p.drop(np.array([0.0])), "Groups.groups"),  # type: ignore[arg-type]
+    (lambda p: p.drop(np.zeros((1, 1), np.int64)), "Groups.groups"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_what_a_service_cannot_read_is_its_caller_s_own_mistake_and_says_what_to_mend(
+    tmp_path: Path, shards: int
+) -> None:
+    tmp_path.chmod(0o700)
+    with closing(Services(tmp_path, shards=shards)) as services:
+        services.unit()
+        plane = services.plane()
+        partition = plane.create(spec())
+        for call, answer in [
+            *SENT,
+            (lambda _: plane.partition(None), "describe: a message of the wrong type"),  # type: ignore[arg-type]
+            (lambda _: plane.partition("\ud800"), r"describe: '\ud800' is no text"),
+            (lambda _: plane.create(spec(name="\ud800")), r"create: '\ud800' is no text"),
+        ]:
+            with pytest.raises(ContractError, match=re.escape(answer)) as told:
+                call(partition)
+            assert told.value.fix
+        assert partition.stats().rows == 0
+
+
+def test_a_shape_is_of_whole_numbers_of_any_kind(world: World) -> None:
+    columns = {"a": ColumnSchema("int32", (np.int64(2), 3))}  # type: ignore[arg-type]
+    assert world.plane().create(spec(columns=columns, consumers={"x": ("a",)})).spec.columns["a"].shape == (2, 3)
+
+
 # ------------------------------------------------------------ streams
+
+
+def test_a_stream_is_of_a_partition(services: Services) -> None:
+    with pytest.raises(ContractError, match="connect of a stream gave a DataPlane") as told:
+        Stream(services.plane, "train", step_groups=1)  # type: ignore[arg-type]
+    assert 'DataPlane(address).partition("phase")' in told.value.fix
 
 
 @pytest.mark.parametrize("groups", ["8", 1.5, None])

@@ -247,7 +247,7 @@ def test_what_was_wrong_with_a_read_is_said_though_its_lease_cannot_be_given_bac
     partition.put({"a": column(1)})
     world.storages[unit].close()
     monkeypatch.setattr(partition, "release", fails)
-    with pytest.raises(LostRowsError, match="no row has column"):
+    with pytest.raises(LostRowsError, match="rows 1 of partition 'p', with a"):
         partition.take("x", 1)
 
 

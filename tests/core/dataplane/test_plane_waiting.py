@@ -200,7 +200,7 @@ def test_only_those_that_still_wait_are_counted(world: World) -> None:
 
 
 async def test_those_that_gave_up_behind_one_that_waits_are_forgotten() -> None:
-    waiting = Waiting()
+    waiting = Waiting(lambda _: {})
     patient = waiting.add(ask(1))
     for number in range(1000):
         waiting.add(ask(2 + number % 3)).cancel()

@@ -26,6 +26,11 @@ def ask(groups: int, *, min_version: int = 0, wait: float = PATIENCE, **more: An
     return LeaseCall("phase", "train", groups, groups, wait, PATIENCE, 0, min_version, **more)
 
 
+def none_ready(consumer: str) -> dict[int, int]:
+    """What a consumer could lease, by version."""
+    return {}
+
+
 class Shelf:
     """What is ready, by version; the oldest is given first."""
 
@@ -48,7 +53,7 @@ class Queue:
     """What :class:`Waiting` is to do, by asking everybody."""
 
     def __init__(self) -> None:
-        self.waiting = Waiting()
+        self.waiting = Waiting(none_ready)
         self.calls: list[tuple[LeaseCall, asyncio.Future[Any]]] = []
         """Of those that still wait, in the order in which they came."""
 
@@ -104,7 +109,7 @@ def test_the_smallest_are_answered_first_and_one_that_must_wait_holds_up_only_it
 
 
 async def test_of_several_kinds_the_smallest_is_answered_first_and_of_two_alike_the_first_that_came() -> None:
-    waiting = Waiting()
+    waiting = Waiting(none_ready)
     asked = [waiting.add(ask(groups, min_version=version)) for version, groups in enumerate([3, 2, 1, 1])]
     order: list[int] = []
     waiting.serve(lambda call: order.append(call.min_version) or "granted")
@@ -113,7 +118,7 @@ async def test_of_several_kinds_the_smallest_is_answered_first_and_of_two_alike_
 
 
 async def test_those_of_a_kind_that_all_gave_up_are_forgotten_and_others_are_served() -> None:
-    waiting = Waiting()
+    waiting = Waiting(none_ready)
     patient = waiting.add(ask(1))
     for _ in range(200):
         waiting.add(ask(1, min_version=NEW)).cancel()
@@ -124,7 +129,7 @@ async def test_those_of_a_kind_that_all_gave_up_are_forgotten_and_others_are_ser
 
 
 async def test_nothing_is_left_of_one_that_was_answered_long_before_its_deadline() -> None:
-    waiting = Waiting()
+    waiting = Waiting(none_ready)
     left = weakref.ref(waiting.add(ask(1)))
     waiting.serve(Shelf(1, 0).grant)
     await asyncio.sleep(0)
@@ -133,7 +138,7 @@ async def test_nothing_is_left_of_one_that_was_answered_long_before_its_deadline
 
 
 async def test_those_that_ask_for_the_same_batch_hold_up_each_other_and_nobody_else() -> None:
-    waiting = Waiting()
+    waiting = Waiting(none_ready)
     first = [waiting.add(ask(1, share=Share(0, rank, 2))) for rank in range(2)]
     other, plain = waiting.add(ask(1, share=Share(1, 0, 2))), waiting.add(ask(1))
     asked: list[LeaseCall] = []
@@ -150,7 +155,7 @@ async def test_those_that_ask_for_the_same_batch_hold_up_each_other_and_nobody_e
 
 
 async def test_one_that_has_chosen_holds_up_nobody() -> None:
-    waiting = Waiting()
+    waiting = Waiting(none_ready)
     chosen, plain = waiting.add(ask(1, chosen=np.array([7]))), waiting.add(ask(1))
     waiting.serve(lambda call: None if call.chosen is not None else "granted")
     assert (chosen.done(), plain.done()) == (False, True)
@@ -158,7 +163,7 @@ async def test_one_that_has_chosen_holds_up_nobody() -> None:
 
 
 async def test_of_those_that_look_one_that_has_seen_all_holds_up_none_that_has_seen_less() -> None:
-    waiting = Waiting()
+    waiting = Waiting(none_ready)
     looks = [waiting.add(LookCall(ask(1), 1, PATIENCE, after)) for after in (None, 3, 4, 4)]
     waiting.serve(lambda look: "seen" if look.after != 4 else None)
     assert [look.done() for look in looks] == [True, True, False, False]
@@ -172,7 +177,7 @@ async def test_of_those_that_look_one_that_has_seen_all_holds_up_none_that_has_s
 async def test_the_one_that_waits_longest_is_told_apart_from_those_that_gave_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    waiting, now = Waiting(), 0.0
+    waiting, now = Waiting(none_ready), 0.0
     monkeypatch.setattr("headrace.dataplane.waiting.monotonic", lambda: now)
     assert waiting.longest(7.0) == 0
     gone = waiting.add(ask(1))
@@ -190,7 +195,7 @@ async def test_the_one_that_waits_longest_is_told_apart_from_those_that_gave_up(
 
 
 async def test_when_it_is_over_those_that_wait_are_told_and_others_may_come() -> None:
-    waiting = Waiting()
+    waiting = Waiting(none_ready)
     gone, patient = waiting.add(ask(1)), waiting.add(ask(2))
     gone.cancel()
     waiting.end(RunError("it is over"))
@@ -208,16 +213,19 @@ async def test_when_it_is_over_those_that_wait_are_told_and_others_may_come() ->
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (ask(2, wait=0.0), "there were no 2 groups of partition 'phase' for train within 0 s"),
-        (LookCall(ask(2, wait=0.0), 1, 0.0), "there were no 2 groups of partition 'phase' for train within 0 s"),
+        (ask(2, wait=0.0), "there were no 2 groups of partition 'phase' for train within 0 s: 0 were ready"),
+        (
+            LookCall(ask(2, wait=0.0), 1, 0.0),
+            "there were no 2 groups of partition 'phase' for train within 0 s: 0 were ready",
+        ),
         (
             LookCall(ask(2, wait=0.0), 1, 0.0, 3),
-            "there were no 2 groups of partition 'phase' for train that its order wants within 0 s",
+            "there were no 2 groups of partition 'phase' for train that its order wants within 0 s: 0 were ready",
         ),
     ],
     ids=["lease", "look", "look for more"],
 )
 async def test_one_that_waited_in_vain_is_told_for_what(call: LeaseCall | LookCall, text: str) -> None:
     with pytest.raises(DeadlineError) as told:
-        await Waiting().add(call)
+        await Waiting(none_ready).add(call)
     assert told.value.message == text

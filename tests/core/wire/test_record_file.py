@@ -56,6 +56,12 @@ def test_a_file_that_was_cut_is_refused_wherever(whole: Path, tmp_path: Path, da
     assert refused.value.origin == str(tmp_path / "records")
 
 
+def test_a_file_that_is_not_there_is_not_called_damaged(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="cannot be read: No such file or directory") as refused:
+        read(tmp_path / "records")
+    assert refused.value.fix == "name a file that is there, and that this user may read"
+
+
 def test_a_file_that_goes_on_after_its_end_is_refused(whole: Path, tmp_path: Path) -> None:
     (tmp_path / "records").write_bytes(whole.read_bytes() * 2)
     with pytest.raises(RunError, match="goes on after its end"):

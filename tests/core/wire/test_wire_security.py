@@ -293,3 +293,7 @@ def test_keys_that_are_incomplete_or_cut_are_refused() -> None:
         Keys.from_dict({**values, "client_secret": values["client_secret"][1:]})
     with pytest.raises(WireError, match="were expected"):
         Keys.from_dict({k: v for k, v in values.items() if k != "client_secret"})
+    for wrong in (None, [], {**values, "client_secret": None}, {**values, 5: "key"}):
+        with pytest.raises(WireError, match=r"were expected") as refused:
+            Keys.from_dict(wrong)  # type: ignore[arg-type]
+        assert "Keys.generate()" in refused.value.fix
