@@ -210,9 +210,11 @@ class Batch:
     repeated: Mapping[str, Repeated] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, column in (*self.columns.items(), *self.repeated.items()):
-            if len(column) != len(self.rows):
-                raise ValueError(f"column {name!r} has {len(column)} entries for {len(self.rows)} rows")
+        count = len(self.rows)
+        for columns in (self.columns, self.repeated):
+            for name, column in columns.items():
+                if len(column) != count:
+                    raise ValueError(f"column {name!r} has {len(column)} entries for {count} rows")
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -53,11 +53,14 @@ def once_each(schemas: Mapping[str, ColumnSchema], columns: Mapping[str, Value])
 
 def batch_of(rows: Array, values: Mapping[str, Value]) -> Batch:
     """Rows with columns of either kind."""
-    return Batch(
-        rows=rows,
-        columns={name: value for name, value in values.items() if not isinstance(value, Repeated)},
-        repeated={name: value for name, value in values.items() if isinstance(value, Repeated)},
-    )
+    columns: dict[str, Column] = {}
+    repeated: dict[str, Repeated] = {}
+    for name, value in values.items():
+        if isinstance(value, Repeated):
+            repeated[name] = value
+        else:
+            columns[name] = value
+    return Batch(rows=rows, columns=columns, repeated=repeated)
 
 
 def values_of(batch: Batch) -> dict[str, Value]:
@@ -97,6 +100,8 @@ class Contents:
 
     def get(self, rows: Sequence[int], names: Sequence[str]) -> Batch:
         """What :meth:`headrace.contract.Storage.get` does; values that rows share come once."""
+        if not self._rows:
+            return self._storage.get(rows, names)
         batch = self._storage.get(rows, [name for name in names if name not in self._rows])
         repeated: dict[str, Repeated] = {}
         for name in names:
