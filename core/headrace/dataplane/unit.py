@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from headrace.contract import Array, Batch, Column, Region, Storage, StorageStats
-from headrace.dataplane.contents import Contents, batch_of, values_of
+from headrace.contract import Array, Batch, Column, Region, Repeated, Storage, StorageStats
+from headrace.dataplane.contents import Contents, Value, batch_of, values_of
 from headrace.dataplane.links import LedgerLink, settled
 from headrace.dataplane.messages import Described, Fetch, Join, Noted, Notes, Put, UnitFigures, Unkept
 from headrace.dataplane.pending import Pending
@@ -282,20 +282,25 @@ class UnitService:
 
     def read(self, fetch: Fetch) -> Batch:
         """What the unit keeps. LostRowsError when it does not keep all of it."""
+        return batch_of(fetch.rows, self._values(fetch))
+
+    def _values(self, fetch: Fetch) -> dict[str, Value]:
         names = stored_names(fetch.partition, fetch.columns)
         try:
             found = values_of(self._contents.get(fetch.rows.tolist(), names))
         except KeyError as error:
             raise lost_rows(fetch) from error
-        return batch_of(fetch.rows, {column: found[name] for column, name in zip(fetch.columns, names, strict=True)})
+        return {column: found[name] for column, name in zip(fetch.columns, names, strict=True)}
 
     def leased(self, fetch: Fetch) -> dict[str, Column] | None:
         """What goes along with a lease; None when it is better fetched."""
-        batch = self.read(fetch)
-        if batch.repeated:
-            return None
-        self._traffic.add(SENT, fetch.partition, batch.columns)
-        return dict(batch.columns)
+        values: dict[str, Column] = {}
+        for name, value in self._values(fetch).items():
+            if isinstance(value, Repeated):
+                return None
+            values[name] = value
+        self._traffic.add(SENT, fetch.partition, values)
+        return values
 
     @rpc
     def segments(self, request: None) -> str:
