@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.observe.audit import audit_run
+from support.small_job import SmallJob
 from support.whole_runs import PHASE_TWO, alive, descendants, events, follow, pid_of
 
 Start = Callable[..., Any]
@@ -84,4 +86,46 @@ def test_of_several_storage_units_one_that_is_killed_costs_its_own_groups_and_th
     os.kill(pid_of(run, "storage-1"), signal.SIGKILL)
     assert run.wait() == 0, run.stderr
     assert lost(run) == ["storage-1"]
+    assert audit_run(run.directory).ok
+
+
+DYING = '''"""An engine that is gone while it loads version 5, the first time that anybody does."""
+
+from pathlib import Path
+
+from headrace.errors import EngineError
+from headrace_torch.inference import TorchInferenceEngine
+
+
+class Dying(TorchInferenceEngine):
+    gone = False
+
+    async def begin_update(self, manifest):
+        if manifest.version == 5:
+            try:
+                Path(__file__).with_name("died").mkdir()
+                self.gone = True
+            except FileExistsError:
+                pass
+        await self.health()
+        return await super().begin_update(manifest)
+
+    async def health(self):
+        if self.gone:
+            raise EngineError("the engine's process is gone")
+        return await super().health()
+'''
+
+
+def test_an_engine_that_dies_while_it_loads_a_version_costs_its_instance_alone(job: SmallJob, tmp_path: Path) -> None:
+    (tmp_path / "dying.py").write_text(DYING)
+    run = job.start("rollout.use='./dying.py:Dying'", "phase.rl.steps=100000")
+    stopped = follow(run, "node_stopped")
+    assert stopped["reason"] == "ended with status 1"
+    node = stopped["node"]
+    follow(run, "instance_version", of=f'"instance":"{node}"', after='"kind":"node_stopped"')
+    follow(run, "batch_trained", after='"kind":"node_stopped"')
+    run.interrupt()
+    assert run.wait() == 130, run.stderr
+    assert len([e for e in events(run, "node_started") if e["node"] == node]) == 2
     assert audit_run(run.directory).ok

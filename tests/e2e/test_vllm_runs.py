@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from headrace.observe.audit import audit_run
+from support.small_job import SmallJob
 from support.whole_runs import alive, descendants, events, follow, pid_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -82,6 +83,47 @@ def test_an_instance_that_is_killed_is_started_again_and_its_vllm_ends_with_it(s
     assert audit_run(run.directory).ok
     assert len([event for event in events(run, "node_started") if event["node"] == "rollout-0"]) == 2
     assert alive(below) == []
+
+
+DYING = '''"""vLLM's processes are killed while version 5 is loaded, the first time that anybody does."""
+
+import multiprocessing
+from pathlib import Path
+
+from headrace_vllm.inference import VllmInferenceEngine
+
+
+class Dying(VllmInferenceEngine):
+    async def _take_up(self, manifest, staged):
+        if manifest.version == 5:
+            try:
+                Path(__file__).with_name("died").mkdir()
+                for process in multiprocessing.active_children():
+                    process.kill()
+            except FileExistsError:
+                pass
+        await super()._take_up(manifest, staged)
+'''
+
+
+@pytest.mark.parametrize("policy", ["multi_version", "partial_rollout"])
+def test_a_vllm_that_dies_while_a_version_is_loaded_costs_its_instance_alone(
+    job: SmallJob, tmp_path: Path, policy: str
+) -> None:
+    (tmp_path / "dying.py").write_text(DYING)
+    run = job.start(
+        *VLLM,
+        "rollout.use='./dying.py:Dying'",
+        "rollout.instances=1",
+        "phase.rl.steps=20",
+        f"staleness.policy={policy}",
+    )
+    assert run.wait(seconds=SECONDS) == 0, run.stderr
+    assert audit_run(run.directory).ok
+    stopped = events(run, "node_stopped")[0]
+    assert (stopped["node"], stopped["reason"]) == ("rollout-0", "ended with status 1")
+    assert len([event for event in events(run, "node_started") if event["node"] == "rollout-0"]) == 2
+    assert "EngineDeadError" in (run.directory / "logs" / "rollout-0.log").read_text()
 
 
 def test_nothing_of_vllm_outlives_a_run_that_is_killed(start: Start) -> None:

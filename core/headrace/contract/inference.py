@@ -116,7 +116,9 @@ class InferenceEngine(Plugin, ABC):
 
     @abstractmethod
     async def health(self) -> EngineHealth:
-        """Answers within a second while the engine lives."""
+        """Answers within a second while the engine lives. EngineError when it has failed: then its node ends and is
+        started again, whereas what an engine raises that lives, such as of weights that are not the model's, ends the
+        run."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -273,7 +273,7 @@ class Fleet:
                     await self._retire(instance, version)
                 if load is not None and load not in instance.versions:
                     await self._load(instance, load)
-        except WireError:
+        except (EngineError, WireError):
             if self.has(instance):
                 raise
 
@@ -385,7 +385,7 @@ class Fleet:
             instance = unchecked[0]
             try:
                 sampled = await self._agreement.sampled(instance.name, instance.client, trainer, version)
-            except WireError:
+            except (EngineError, WireError):
                 if self.has(instance):
                     raise
                 continue

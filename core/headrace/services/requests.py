@@ -156,12 +156,18 @@ class Requests:
             raise
 
     async def collect(self) -> None:
-        """Hand the engine's outputs on; ends with the engine."""
-        async for outputs in self._engine.outputs():
-            for output in outputs:
-                if output.finish_reason is not None:
-                    self._forget(output.request_id)
-                await self._hear(output)
+        """Hand the engine's outputs on; ends with the engine. Nobody waits for what one that failed has not told."""
+        try:
+            async for outputs in self._engine.outputs():
+                for output in outputs:
+                    if output.finish_reason is not None:
+                        self._forget(output.request_id)
+                    await self._hear(output)
+        except Exception as error:  # a plugin may raise anything; raised again
+            for pending in self._pending.values():
+                if pending.taken is not None and not pending.taken.done():
+                    pending.taken.set_exception(error)
+            raise
 
     async def require_version(self, version: int) -> None:
         """EngineError when the engine does not serve it."""

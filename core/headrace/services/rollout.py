@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import msgspec
 
@@ -41,6 +42,8 @@ BASE_VERSION = -1
 FETCH_DEADLINE = 60.0
 FETCHED_BYTES = 4 << 20
 RETIRE_DEADLINE = 60.0
+HEALTH_DEADLINE = 5.0
+"""For an answer that a living engine gives within a second."""
 
 
 def _some(tensors: Iterator[tuple[str, Array]]) -> list[tuple[str, Array]]:
@@ -113,6 +116,27 @@ class RolloutService(NodeService):
             told = health.parked
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
+    @asynccontextmanager
+    async def _answering(self) -> AsyncIterator[None]:
+        """Around what an engine is needed for. What one raises that has failed is no answer: the node ends with it, and
+        whoever asked learns that the instance is lost. What one raises that goes on serving is an answer."""
+        try:
+            yield
+        except Exception as error:  # a plugin may raise anything
+            if await self._engine_lives():
+                raise
+            if not self.failed.done():
+                self.failed.set_exception(error)
+            await asyncio.Event().wait()  # the server cancels this call when the node ends
+
+    async def _engine_lives(self) -> bool:
+        try:
+            async with asyncio.timeout(HEALTH_DEADLINE):
+                await self._engine.health()
+        except Exception:  # whatever a dead engine says, or that it says nothing in time
+            return False
+        return True
+
     # ------------------------------------------------------------ generation
 
     @rpc
@@ -120,8 +144,10 @@ class RolloutService(NodeService):
         """The whole completion of one request, or where it goes on."""
         if call.movable and (address := self._moves.sent_on(call.trajectory, call.attempt)):
             return Generated(moved=address)
-        if call.cohort:
-            return await self._in_cohort(call)
+        async with self._answering():
+            return await (self._in_cohort(call) if call.cohort else self._alone(call))
+
+    async def _alone(self, call: GenerateCall) -> Generated:
         pending = self._moves.arrived(call.request.request_id) or await self._interruptions.submit(call)
         try:
             return await pending.done
@@ -148,6 +174,10 @@ class RolloutService(NodeService):
     @rpc
     async def load_version(self, call: LoadCall) -> VersionLoaded:
         """Fetch, verify and commit a version; what is being decoded is not disturbed."""
+        async with self._answering():
+            return await self._load(call)
+
+    async def _load(self, call: LoadCall) -> VersionLoaded:
         assert self._receiver is not None
         started = time.monotonic()
         async with self._loading:
@@ -183,7 +213,8 @@ class RolloutService(NodeService):
     @rpc
     async def switch_version(self, call: SwitchCall) -> Switched:
         """What may be interrupted goes on under a version that was loaded, and that the controller has verified."""
-        return await self._interruptions.switch(call.version, call.interruption)
+        async with self._answering():
+            return await self._interruptions.switch(call.version, call.interruption)
 
     async def _scored(self, call: LoadCall) -> Array | None:
         probe = call.probe
@@ -206,7 +237,8 @@ class RolloutService(NodeService):
                 fix="an engine ends a request when it is aborted; see whether it still decodes",
             ) from None
         if isinstance(self._engine, MultiVersion):
-            await self._engine.retire(call.version)
+            async with self._answering():
+                await self._engine.retire(call.version)
 
     @rpc
     async def health(self, request: None) -> EngineHealth:

@@ -135,6 +135,8 @@ class FakeInferenceEngine(InferenceEngine, MultiVersion, KVMigration):
         self._digests.pop(version, None)
 
     async def health(self) -> EngineHealth:
+        if self._failure is not None:
+            raise self._failure
         running = min(len(self._open), self._options.slots)
         return EngineHealth(
             versions=tuple(sorted(self._models)),

@@ -91,6 +91,15 @@ async def test_a_load_that_fails_of_itself_is_an_error() -> None:
     assert [str(error) for error in desk.failures] == ["no such version"]
 
 
+async def test_what_a_lost_instance_said_of_its_engine_ends_nothing() -> None:
+    desk = await Desk().begin()
+    publish(desk, 1)
+    await turns()
+    desk.peers["rollout-0.0"].answer("load_version", EngineError("the engine is gone"))
+    await lose(desk, "rollout-0")
+    assert desk.failures == []
+
+
 async def test_wrong_weights_are_refused() -> None:
     desk = await Desk().begin()
     publish(desk, 1)
