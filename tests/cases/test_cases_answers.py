@@ -41,7 +41,8 @@ from headrace.contract.columns import (
 from headrace.errors import ContractError, RunError
 from headrace.registry import PluginSpec
 from headrace.run.loop import MAX_SKIPPED_IN_A_ROW, TrainingLoop
-from headrace.services.messages import NodeSpec, RolloutSetup, TrainReply
+from headrace.services.messages import RolloutSetup, TrainReply
+from headrace.services.node_messages import NodeSpec
 from headrace.services.request_messages import GenerateCall
 from headrace.services.rollout import RolloutService
 from headrace.testing import FakeInferenceEngine

@@ -10,7 +10,8 @@ import pytest
 
 from headrace.contract import Launcher, NodeLaunch, NodeProcess, NoSettings
 from headrace.errors import DeadlineError, RunError, WireError
-from headrace.services.messages import Heartbeat, Registration, VersionCall, WorkItem
+from headrace.services.messages import VersionCall, WorkItem
+from headrace.services.node_messages import Heartbeat, Registration
 from headrace.services.supervisor import CHECK_SECONDS, HEARTBEAT_DEADLINE, START_DEADLINE, NodePlan, Supervisor
 from headrace.wire import Network
 from support.desk import Desk, failed, played, turns

@@ -27,7 +27,8 @@ from headrace.contract import (
 from headrace.errors import EngineError, WireError
 from headrace.registry import PluginSpec
 from headrace.services import interruptions, rollout
-from headrace.services.messages import LoadCall, NodeSpec, Probe, RolloutSetup, VersionCall
+from headrace.services.messages import LoadCall, Probe, RolloutSetup, VersionCall
+from headrace.services.node_messages import NodeSpec
 from headrace.services.request_messages import GenerateCall, Generated, SwitchCall
 from headrace.services.rollout import RolloutService
 from headrace.testing import FakeInferenceEngine, FakeTrainingEngine, FakeWeightTransport

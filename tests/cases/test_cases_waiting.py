@@ -21,16 +21,8 @@ from headrace.contract import Array, Completion, EnvironmentContext, Episode, Ve
 from headrace.registry import PluginSpec
 from headrace.services import node
 from headrace.services.controller import LAG_ALARM, Controller
-from headrace.services.messages import (
-    CancelGroups,
-    Heartbeat,
-    Member,
-    NodeSpec,
-    Report,
-    WorkerSetup,
-    WorkItem,
-    WorkRequest,
-)
+from headrace.services.messages import CancelGroups, Member, Report, WorkerSetup, WorkItem, WorkRequest
+from headrace.services.node_messages import Heartbeat, NodeSpec
 from headrace.services.worker import WorkerService
 from headrace.wire import Network, rpc
 from headrace_environments.jsonl import Jsonl, JsonlSettings

@@ -13,7 +13,8 @@ import pytest
 
 from headrace.contract import EngineHealth, GenerationRequest, Sampling
 from headrace.registry import PluginSpec
-from headrace.services.messages import Heartbeat, NodeSpec, Registration, RolloutSetup
+from headrace.services.messages import RolloutSetup
+from headrace.services.node_messages import Heartbeat, NodeSpec, Registration
 from headrace.services.request_messages import GenerateCall, Generated, MoveCall, Moved
 from headrace.services.rollout import BASE_VERSION
 from headrace.wire import Client, Network, rpc

@@ -12,7 +12,8 @@ import numpy as np
 
 from headrace.contract import GenerationRequest, Sampling
 from headrace.registry import PluginSpec
-from headrace.services.messages import NodeSpec, RolloutSetup
+from headrace.services.messages import RolloutSetup
+from headrace.services.node_messages import NodeSpec
 from headrace.services.request_messages import GenerateCall, Generated
 from headrace.services.rollout import BASE_VERSION, RolloutService
 from headrace.testing import FakeInferenceEngine

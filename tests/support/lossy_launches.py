@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from headrace.run.scaling import Scale, ScaleCall, Scaling
-from headrace.services.messages import node_id
+from headrace.services.node_messages import node_id
 from support.desk import turns
 
 

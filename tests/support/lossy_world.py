@@ -24,7 +24,8 @@ from headrace.run.recovery import Recovery
 from headrace.run.scaling import Scaling
 from headrace.services.controller import Controller, Part
 from headrace.services.fleet import Fleet
-from headrace.services.messages import PeerCall, PlaceCall, Report, WorkRequest, node_id
+from headrace.services.messages import PeerCall, PlaceCall, Report, WorkRequest
+from headrace.services.node_messages import node_id
 from headrace.services.workers import Workers
 from support.desk import COLUMNS, PARTITION, failed, finished, plan, published, stored, turns
 from support.lossy_launches import Launches
@@ -68,11 +69,7 @@ class World(Launches):
         self._read = False
         self._leave: asyncio.Task[None] | None = None
         self.fleet = Fleet(
-            emit=self.emit,
-            spawn=self.spawn,
-            connect=self.peers.__getitem__,
-            temperature=1.0,
-            tolerance=1.0,
+            emit=self.emit, spawn=self.spawn, connect=self.peers.__getitem__, temperature=1.0, tolerance=1.0
         )
         self.ledger = LedgerService(connect=lambda address: Unit(self.rows))  # type: ignore[arg-type,return-value]  # calls only
         self.controller = Controller(emit=self.emit, fleet=self.fleet, ledger=self.ledger, max_attempts=max_attempts)

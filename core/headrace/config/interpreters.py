@@ -14,6 +14,7 @@ from pathlib import Path
 
 import headrace
 from headrace import errors
+from headrace.contract import CONTRACT_VERSION
 from headrace.errors import ConfigError, HeadraceError, PluginError
 from headrace.registry import PluginSpec
 
@@ -26,6 +27,7 @@ _RAISED = re.compile(r"[\w.]*(Error|Exception)\b")
 _QUESTION = """
 import json, sys
 import headrace
+from headrace.contract import CONTRACT_VERSION
 from headrace.errors import ContractError, HeadraceError
 from headrace.registry import load, require, settings_of
 role, use, directory, settings, places = json.load(sys.stdin)
@@ -40,8 +42,8 @@ except HeadraceError as raised:
 except Exception as raised:
     message = f"{role} {use!r}: preflight raised {type(raised).__name__}: {raised}"
     error = ContractError(message, fix=f"correct {cls.__name__}.preflight")
-answer = {"version": headrace.__version__, "error": type(error).__name__, "message": error.message}
-print(json.dumps({**answer, "origin": error.origin, "fix": error.fix}))
+answer = {"version": headrace.__version__, "contract": CONTRACT_VERSION, "error": type(error).__name__}
+print(json.dumps({**answer, "message": error.message, "origin": error.origin, "fix": error.fix}))
 """
 
 
@@ -89,12 +91,14 @@ def _judge(python: str, said: str, origin: str) -> HeadraceError | None:
     last = (said.splitlines() or ["nothing"])[-1]
     try:
         answer = json.loads(last)
-        answer["version"]
+        theirs = answer["version"], answer["contract"]
     except (ValueError, TypeError, KeyError):
         return _no_python(python, last, origin)
-    if answer["version"] != headrace.__version__:
+    own = headrace.__version__, CONTRACT_VERSION
+    if theirs != own:
         return PluginError(
-            f"interpreter {python} has headrace {answer['version']}, this is {headrace.__version__}",
+            f"interpreter {python} has headrace {theirs[0]} of contract version {theirs[1]}, "
+            f"this is {own[0]} of contract version {own[1]}",
             origin=origin,
             fix=f"{python} -m pip install headrace=={headrace.__version__}",
         )

@@ -27,10 +27,8 @@ from headrace.services.messages import (
     Entry,
     EvaluationDone,
     GroupFailed,
-    Heartbeat,
     PlaceCall,
     Placement,
-    Registration,
     Report,
     Scored,
     ScorerLost,
@@ -39,6 +37,7 @@ from headrace.services.messages import (
     WorkRequest,
     item_key,
 )
+from headrace.services.node_messages import Heartbeat, Registration
 from headrace.services.rows import PhaseRows
 from headrace.services.supervisor import Supervisor
 from headrace.services.tally import Tally

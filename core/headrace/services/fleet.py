@@ -16,7 +16,8 @@ import msgspec
 from headrace.contract import EngineHealth, Interruption
 from headrace.errors import DeadlineError, EngineError, WireError
 from headrace.flow import Flow
-from headrace.services.messages import Heartbeat, LoadCall, PeerCall, Probe, Published, VersionCall, VersionLoaded
+from headrace.services.messages import LoadCall, PeerCall, Probe, Published, VersionCall, VersionLoaded
+from headrace.services.node_messages import Heartbeat
 from headrace.services.request_messages import SwitchCall, Switched
 from headrace.services.self_check import Agreement
 from headrace.wire import Client

@@ -9,60 +9,10 @@ import msgspec
 
 from headrace.contract import Array, FinishReason, Interruption, Metric, SaveKind, Split, WeightManifest
 from headrace.registry import PluginSpec
-from headrace.wire import Network
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     """Base: immutable, fields by name."""
-
-
-# ---------------------------------------------------------------- nodes and the supervisor
-
-
-def node_id(name: str, start: int) -> str:
-    """Of the process of a node that was started ``start`` times before."""
-    return f"{name}.{start}"
-
-
-class NodeSpec(Message, frozen=True):
-    """What a node process reads first; written to a private file by the supervisor, since it holds the run's keys."""
-
-    name: str
-    role: str
-    start: int
-    """How often the node was started before."""
-    controller: str
-    """Address of the controller."""
-    network: Network
-    setup: bytes
-    """The role's own setup message, msgpack."""
-    log: str = ""
-    """The file that the process logs to."""
-
-    @property
-    def id(self) -> str:
-        """Of this process, as opposed to the node, which may be started again."""
-        return node_id(self.name, self.start)
-
-
-class Registration(Message, frozen=True):
-    """A node tells the controller that it serves. ``node``: id of the process."""
-
-    node: str
-    pid: int
-    address: str
-
-
-class Heartbeat(Message, frozen=True):
-    """Sent every second by every node. ``node``: id of the process."""
-
-    node: str
-    loop_lag: float
-    """Seconds by which the node's event loop was late since the last heartbeat, at most."""
-    kv_used: float | None = None
-    """Share of an instance's memory for keys and values; None for other nodes."""
-    parked: int = 0
-    """Requests that an instance set aside in host memory since the last heartbeat."""
 
 
 # ---------------------------------------------------------------- rollout nodes

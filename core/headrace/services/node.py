@@ -18,9 +18,10 @@ from typing import Any
 
 import msgspec
 
-from headrace.contract import TransportContext
+from headrace.contract import CONTRACT_VERSION, TransportContext
 from headrace.errors import DeadlineError, HeadraceError
-from headrace.services.messages import Heartbeat, NodeSpec, Registration
+from headrace.services.handshake import require_contract
+from headrace.services.node_messages import Heartbeat, NodeSpec, Registration
 from headrace.wire import Client, rpc
 
 HEARTBEAT_SECONDS = 1.0
@@ -151,6 +152,7 @@ async def _lateness(seconds: float) -> float:
 
 async def serve(spec: NodeSpec) -> None:
     """Run one node to its end."""
+    require_contract(spec.name, of_node=CONTRACT_VERSION, of_controller=spec.contract)
     service = service_class(spec.role)(spec)
     server = spec.network.server(*service.served, name=spec.id, log=spec.log)
     service.serving(server.refused)

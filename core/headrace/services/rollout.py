@@ -30,9 +30,10 @@ from headrace.registry import build
 from headrace.services.cohorts import Cohorts
 from headrace.services.interruptions import Interruptions
 from headrace.services.low_bit import build_scheme
-from headrace.services.messages import LoadCall, NodeSpec, RolloutSetup, VersionCall, VersionLoaded
+from headrace.services.messages import LoadCall, RolloutSetup, VersionCall, VersionLoaded
 from headrace.services.moves import Moves
 from headrace.services.node import HEARTBEAT_SECONDS, NodeService
+from headrace.services.node_messages import NodeSpec
 from headrace.services.request_messages import GenerateCall, Generated, SwitchCall, Switched, WithdrawCall
 from headrace.services.requests import Requests
 from headrace.wire import rpc

@@ -20,8 +20,9 @@ from headrace import clock
 from headrace.contract import Batch
 from headrace.dataplane import AsyncConsumer, AsyncPlane
 from headrace.errors import LostRowsError, RunError
-from headrace.services.messages import NodeSpec, PeerCall
+from headrace.services.messages import PeerCall
 from headrace.services.node import NodeService
+from headrace.services.node_messages import NodeSpec
 from headrace.services.rows import FINISHED, STARTED
 from headrace.services.stage_messages import Prepared, StagePhase, StageSetup
 from headrace.services.stage_work import WORK, Done, StageWork

@@ -12,8 +12,9 @@ from headrace.dataplane.shared_unit import unit_service
 from headrace.dataplane.unit import KEPT_FREE_BYTES
 from headrace.freed_memory import keep_freed_memory
 from headrace.registry import PluginSpec, build
-from headrace.services.messages import Message, NodeSpec
+from headrace.services.messages import Message
 from headrace.services.node import NodeService
+from headrace.services.node_messages import NodeSpec
 
 
 class StorageSetup(Message, frozen=True):

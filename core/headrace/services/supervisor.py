@@ -16,10 +16,12 @@ from typing import Any
 
 import msgspec
 
-from headrace.contract import Launcher, NodeLaunch, NodeProcess
-from headrace.errors import DeadlineError, RunError
+from headrace.contract import CONTRACT_VERSION, Launcher, NodeLaunch, NodeProcess
+from headrace.errors import DeadlineError, PluginError, RunError
 from headrace.process import is_stopped
-from headrace.services.messages import Heartbeat, Message, NodeSpec, Registration, node_id
+from headrace.services.handshake import require_contract
+from headrace.services.messages import Message
+from headrace.services.node_messages import Heartbeat, NodeSpec, Registration, node_id
 from headrace.wire import Network, write_private
 
 START_DEADLINE = 120.0
@@ -176,7 +178,8 @@ class Supervisor:
         self._emit("node_started", node=plan.name, role=plan.role, pid=process.pid)
 
     async def address(self, name: str) -> str:
-        """Where the node serves, once it does. RunError when it ends before, DeadlineError when it takes too long."""
+        """Where the node serves, once it does. RunError when it ends before, DeadlineError when it takes too long,
+        PluginError when it is of another contract."""
         node = self._nodes[name]
         await asyncio.wait({node.registered}, timeout=START_DEADLINE)
         if not node.registered.done():
@@ -192,9 +195,15 @@ class Supervisor:
         return address
 
     def register(self, registration: Registration) -> None:
-        """A node serves."""
-        if (node := self._by_id(registration.node)) is not None and not node.registered.done():
+        """A node serves; but one of another contract, which fails who waits for it."""
+        node = self._by_id(registration.node)
+        if node is None or node.registered.done():
+            return
+        try:
+            require_contract(node.plan.name, of_node=registration.contract, of_controller=CONTRACT_VERSION)
             node.registered.set_result(registration.address)
+        except PluginError as error:
+            node.registered.set_exception(error)
 
     def heartbeat(self, beat: Heartbeat) -> None:
         """A node lives."""

@@ -30,7 +30,6 @@ from headrace.errors import RunError
 from headrace.registry import build, load
 from headrace.services.low_bit import LowBitSource, build_scheme
 from headrace.services.messages import (
-    NodeSpec,
     PeerCall,
     PhaseSetup,
     PublishCall,
@@ -44,6 +43,7 @@ from headrace.services.messages import (
     VersionCall,
 )
 from headrace.services.node import NodeService
+from headrace.services.node_messages import NodeSpec
 from headrace.services.training_phase import TrainingPhase
 from headrace.wire import rpc
 

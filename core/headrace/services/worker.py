@@ -30,7 +30,6 @@ from headrace.services.messages import (
     EvaluationSample,
     GroupFailed,
     Member,
-    NodeSpec,
     PeerCall,
     Report,
     Scored,
@@ -40,6 +39,7 @@ from headrace.services.messages import (
     WorkRequest,
 )
 from headrace.services.node import CONTROLLER_DEADLINE, NodeService
+from headrace.services.node_messages import NodeSpec
 from headrace.services.own_time import OwnTime
 from headrace.services.scoring import ScoringFailure, ScoringPool
 from headrace.services.session import Instances, Session

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import headrace
 from headrace.config import check_job, load_job, raise_errors
 from headrace.errors import ConfigError, StalenessError, WiringError
 
@@ -277,46 +275,6 @@ def test_toml_that_stops_in_the_middle_is_refused_with_its_last_line(tmp_path: P
     with pytest.raises(ConfigError, match="not valid TOML") as caught:
         load_job(tmp_path / "job.toml")
     assert ":2  name" in caught.value.origin
-
-
-def test_an_interpreter_must_exist_and_have_headrace(errors_of: ErrorsOf, tmp_path: Path) -> None:
-    (error,) = errors_of(("learning_rate", 'python = "./no/python"\nlearning_rate'))
-    assert "no/python is not there" in error
-    assert "[trainer] python" in error
-    stranger = tmp_path / "python"
-    stranger.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'headrace'\" >&2\nexit 1\n")
-    stranger.chmod(0o755)
-    (error,) = errors_of(("learning_rate", 'python = "./python"\nlearning_rate'))
-    assert "cannot use headrace: ModuleNotFoundError" in error
-    assert "python -m pip install headrace==" in error
-
-
-@pytest.mark.parametrize(
-    "script", ["echo \"cat: invalid option -- 'c'\" >&2\nexit 1", "exit 1"], ids=["complains", "is_silent"]
-)
-def test_a_program_that_is_no_python_is_said_to_be_none(errors_of: ErrorsOf, tmp_path: Path, script: str) -> None:
-    (tmp_path / "cat").write_text(f"#!/bin/sh\n{script}\n")
-    (tmp_path / "cat").chmod(0o755)
-    (error,) = errors_of(("learning_rate", 'python = "./cat"\nlearning_rate'))
-    assert "cat is no Python" in error
-    assert "  fix:  give a Python interpreter" in error
-
-
-def test_an_interpreter_with_headrace_and_the_plugin_is_accepted(errors_of: ErrorsOf) -> None:
-    assert errors_of(("learning_rate", f'python = "{sys.executable}"\nlearning_rate')) == []
-
-
-def test_an_interpreter_is_asked_for_the_plugin(errors_of: ErrorsOf, tmp_path: Path) -> None:
-    older = tmp_path / "python"
-    older.write_text('#!/bin/sh\necho \'{"version": "0.0.1"}\'\n')
-    older.chmod(0o755)
-    (error,) = errors_of(("max_new_tokens", 'python = "./python"\nmax_new_tokens'))
-    assert "has headrace 0.0.1, this is" in error
-    answer = {"version": headrace.__version__, "error": "PluginError", "message": "no torch", "origin": ""}
-    older.write_text(f"#!/bin/sh\necho '{json.dumps({**answer, 'fix': 'pip install t'})}'\n")
-    (error,) = errors_of(("max_new_tokens", 'python = "./python"\nmax_new_tokens'))
-    assert "python: no torch" in error
-    assert "python -m pip install t" in error
 
 
 @pytest.mark.parametrize(

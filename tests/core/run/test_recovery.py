@@ -11,7 +11,7 @@ from headrace.errors import RunError
 from headrace.registry import PluginSpec
 from headrace.run.recovery import Recovery
 from headrace.run.scaling import Scaling
-from headrace.services.messages import node_id
+from headrace.services.node_messages import node_id
 from headrace.services.stage_messages import StagePhase
 from headrace.services.stages import Stages
 from headrace.services.workers import Workers

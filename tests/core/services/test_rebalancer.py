@@ -8,7 +8,8 @@ import pytest
 
 from headrace.errors import EngineError
 from headrace.flow import Move
-from headrace.services.messages import Heartbeat, PlaceCall, WorkItem
+from headrace.services.messages import PlaceCall, WorkItem
+from headrace.services.node_messages import Heartbeat
 from headrace.services.request_messages import Moved
 from support.desk import Desk, finished, loaded, turns
 

@@ -30,7 +30,8 @@ from headrace.contract.generation import empty_tokens
 from headrace.registry import PluginSpec
 from headrace.services import node, rollout
 from headrace.services.interruptions import Interruptions
-from headrace.services.messages import Heartbeat, NodeSpec, RolloutSetup, VersionCall
+from headrace.services.messages import RolloutSetup, VersionCall
+from headrace.services.node_messages import Heartbeat, NodeSpec
 from headrace.services.request_messages import GenerateCall
 from headrace.services.requests import Requests
 from headrace.services.rollout import RolloutService

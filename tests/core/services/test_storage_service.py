@@ -15,7 +15,7 @@ from headrace.contract import Batch
 from headrace.dataplane import AsyncPlane, ColumnSchema, LedgerService, Noted, PartitionLedger, PartitionSpec
 from headrace.errors import LostRowsError, RunError, WireError
 from headrace.registry import PluginSpec
-from headrace.services.messages import NodeSpec
+from headrace.services.node_messages import NodeSpec
 from headrace.services.storage import StorageService, StorageSetup
 from headrace.wire import Network, Server
 from support.desk import Peer, turns

@@ -16,12 +16,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.contract import Launcher, NodeLaunch, NodeProcess, NoSettings
+from headrace.contract import CONTRACT_VERSION, Launcher, NodeLaunch, NodeProcess, NoSettings
 from headrace.dataplane import LedgerService
 from headrace.dataplane.ledger import WATCH_SECONDS
 from headrace.dataplane.messages import Join
-from headrace.errors import RunError
-from headrace.services.messages import Heartbeat, NodeSpec, Registration, VersionCall
+from headrace.errors import PluginError, RunError
+from headrace.services import node
+from headrace.services.messages import VersionCall
+from headrace.services.node_messages import Heartbeat, NodeSpec, Registration
 from headrace.services.supervisor import CHECK_SECONDS, HEARTBEAT_DEADLINE, NodePlan, Supervisor
 from headrace.wire import Network
 from support.desk import Peer, turns
@@ -159,9 +161,9 @@ class Nodes(Launcher):
     async def start(self) -> None:
         await self.supervisor.launch(PLAN)
 
-    def register(self, start: int = 0) -> None:
+    def register(self, start: int = 0, contract: int = CONTRACT_VERSION) -> None:
         node = f"storage-0.{start}"
-        self.supervisor.register(Registration(node=node, pid=start, address=f"at {node}"))
+        self.supervisor.register(Registration(node=node, pid=start, address=f"at {node}", contract=contract))
 
 
 PLAN = NodePlan(name="storage-0", role="storage", setup=lambda: VersionCall(version=0), python="python", threads=1)
@@ -286,6 +288,23 @@ async def test_a_node_that_dies_as_it_starts_is_started_again_until_it_was_start
     with pytest.raises(RunError, match="was lost 3 times") as stopped:
         await restarting
     assert "max_restarts" in stopped.value.fix
+
+
+async def test_a_node_of_another_contract_is_refused_with_both_numbers(nodes: Nodes) -> None:
+    nodes.register(contract=7)
+    with pytest.raises(PluginError, match=f"storage-0 has contract version 7, its controller {CONTRACT_VERSION}"):
+        await nodes.supervisor.address("storage-0")
+
+
+def test_a_node_does_not_begin_for_a_controller_of_another_contract(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = Network.create(str(tmp_path), host=None)
+    spec = NodeSpec(name="rollout-0", role="none", start=0, controller="", network=network, setup=b"", contract=7)
+    path = tmp_path / "spec.json"
+    path.write_bytes(msgspec.json.encode(spec))
+    assert node.main(str(path)) == 1
+    assert f"rollout-0 has contract version {CONTRACT_VERSION}, its controller 7" in caplog.text
 
 
 async def test_ended_nodes_are_not_lost_nodes(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import fields
 import msgspec
 
 from headrace.services.controller import Controller
-from headrace.services.messages import Heartbeat
+from headrace.services.node_messages import Heartbeat
 from headrace.services.tally import Tally
 from support.desk import Desk, loaded, switched
 

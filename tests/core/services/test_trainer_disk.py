@@ -9,7 +9,8 @@ import pytest
 
 from headrace.errors import RunError
 from headrace.registry import PluginSpec
-from headrace.services.messages import NodeSpec, ScratchModel, TrainerSetup
+from headrace.services.messages import ScratchModel, TrainerSetup
+from headrace.services.node_messages import NodeSpec
 from headrace.services.trainer import TrainerService
 from headrace.wire import Network
 
