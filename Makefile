@@ -54,12 +54,15 @@ test-engines: $(VENV)/.ready-test build/vllm/.ready
 vllm: build/vllm/.ready
 
 # The lock is complete: what it leaves out (torchvision, torchaudio, torchcodec) breaks vLLM on a CPU.
-build/vllm/.ready: $(VLLM_LOCK) pyproject.toml
-	$(PYTHON) -m venv build/vllm
-	build/vllm/bin/python -m $(INSTALL) --no-deps -r $(VLLM_LOCK)
-	build/vllm/bin/python -m $(INSTALL) "hatchling>=1.27" "pytest>=8.4" "pytest-asyncio>=1.0" "pytest-timeout>=2.3" \
-		"pytest-xdist>=3.6" "hypothesis>=6.130"
-	build/vllm/bin/python -m $(INSTALL) --no-deps --no-build-isolation -e .
+build/vllm/.made: $(VLLM_LOCK) | $(VENV)/.ready-test
+	rm -rf build/vllm
+	$(BIN)/headrace env create vllm --dir build/vllm --lock $(VLLM_LOCK)
+	build/vllm/bin/python -m $(INSTALL) "pytest>=8.4" "pytest-asyncio>=1.0" "pytest-timeout>=2.3" "pytest-xdist>=3.6" \
+		"hypothesis>=6.130"
+	touch $@
+
+build/vllm/.ready: build/vllm/.made pyproject.toml
+	build/vllm/bin/python -m $(INSTALL) --no-deps -e .
 	touch $@
 
 nightly: $(VENV)/.ready-test
@@ -68,6 +71,7 @@ nightly: $(VENV)/.ready-test
 format: $(VENV)/.ready-test
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/python .ci/capability_table.py
 
 transfer-queue: build/transfer-queue/.ready
 

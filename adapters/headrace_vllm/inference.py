@@ -24,11 +24,12 @@ from headrace.contract.inference import (
     Scoring,
     WeightUpdate,
 )
+from headrace.contract.setup import Setup
 from headrace.contract.weights import WeightManifest
 from headrace.errors import EngineError, HeadraceError, PluginError
 from headrace_vllm.checkpoint import Checkpoint, read_checkpoint
 from headrace_vllm.core import Core
-from headrace_vllm.launch import OWN, TESTED, open_engine, set_environment
+from headrace_vllm.launch import CPU_SETUP, OWN, TESTED, open_engine, set_environment
 from headrace_vllm.staging import StagedWeights
 from headrace_vllm.stats import LatestStats
 from headrace_vllm.tokens import Answer
@@ -99,12 +100,19 @@ class VllmInferenceEngine(InferenceEngine, Scoring):
         self._scored = 0
 
     @classmethod
+    def setup(cls) -> Setup:
+        """For CPUs. On a GPU vLLM is installed as its own page says."""
+        return CPU_SETUP
+
+    @classmethod
     def preflight(cls, settings: Any, *, directory: str, origin: Callable[[str], str]) -> None:
-        """vLLM must be there."""
-        if importlib.util.find_spec("vllm") is None:
+        """vLLM must be there. A folder of that name where the command is given looks like a package, without origin."""
+        spec = importlib.util.find_spec("vllm")
+        if spec is None or spec.origin is None:
             raise PluginError(
                 "inference_engine 'vllm' needs vLLM, which this interpreter does not have",
-                fix=f"give the node an interpreter that has it (rollout.python); tested: vLLM {', '.join(TESTED)}",
+                fix="headrace env create vllm makes an interpreter that has it, for rollout.python; tested: vLLM "
+                + ", ".join(TESTED),
             )
 
     @classmethod

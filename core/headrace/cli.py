@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from headrace.config import Job
 
 UNFINISHED, INTERRUPTED = 3, 130
-STATUSES = """Exit status: 0 done; 1 a run or an audit failed; 2 the job or the command cannot be run as written; 3 an
-audit found nothing wrong, in the log of a run that has not ended; 130 interrupted, and it is said."""
+STATUSES = """Exit status: 0 done; 1 a run or an audit failed, or an engine does not work; 2 the job or the command
+cannot be run as written; 3 an audit found nothing wrong, in the log of a run that has not ended; 130 interrupted, and it
+is said."""
 REFUSED = (ConfigError, PluginError, WiringError, StalenessError)
 """Errors of a job that should be changed before it is tried again."""
 SCREEN, WIDTH, LONGEST = 24, 100, 600
@@ -64,6 +65,15 @@ def command_parser() -> argparse.ArgumentParser:
     graph.add_argument("--svg", type=Path, metavar="FILE", help="draw the phases' stages into this file instead")
     plugins = _command(commands, "plugins", _plugins, "list the installed plugins")
     plugins.add_argument("role", nargs="?", metavar="ROLE", help="only this role's")
+    doctor = _command(commands, "doctor", _doctor, "try every installed engine, or those of a job, where it lives")
+    _job_arguments(doctor, optional=True)
+    doctor.add_argument("--json", action="store_true", help="print JSON instead of text")
+    env = _command(commands, "env", _create, "make the environment of an engine")
+    env.add_argument("action", choices=["create"], help="the one thing that can be done")
+    env.add_argument("engine", metavar="ENGINE", help="name of an installed engine, such as vllm")
+    env.add_argument("--dir", type=Path, metavar="DIR", help="where, instead of venvs/ENGINE; nothing may be there")
+    env.add_argument("--python", default="", metavar="PYTHON", help="the Python that makes it, instead of this one")
+    env.add_argument("--lock", type=Path, metavar="FILE", help="requirements file, instead of the one that was tested")
     audit = _command(commands, "audit", _audit, "prove from a run's event log that nothing was lost or trained twice")
     audit.add_argument("run", type=Path, metavar="RUN", help="run directory")
     simulation = _command(commands, "simulate", _simulate, "try a job's policies on a virtual clock")
@@ -200,6 +210,34 @@ def _plugins(options: argparse.Namespace) -> int:
         print(f"{line}  needs {missing}" if missing else line.rstrip())
     if not rows:
         print("no plugin is installed")
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from headrace.config import load_job
+    from headrace.engines import as_plain, as_text, diagnose_installed, diagnose_job
+
+    if options.job is None and options.overrides:
+        raise ConfigError("which job? --set overrides the keys of one", fix="headrace doctor JOB --set A.B=VALUE")
+    installed = options.job is None
+    found = []
+    for diagnosis in diagnose_installed() if installed else diagnose_job(load_job(options.job, options.overrides)):
+        found.append(diagnosis)
+        if not options.json:
+            print(as_text(diagnosis), flush=True)
+    well = all(diagnosis.ok for diagnosis in found)
+    if options.json:
+        print(json.dumps({"ok": well, "engines": [as_plain(diagnosis) for diagnosis in found]}))
+    return 0 if well else 1
+
+
+def _create(options: argparse.Namespace) -> int:
+    from headrace.engines import create
+
+    python = create(
+        options.engine, directory=options.dir, python=options.python, lock=options.lock, tell=lambda text: print(text)
+    )
+    print(f'made {python.parents[1]}; a job uses it with python = "{python}" in the table of its engine')
     return 0
 
 

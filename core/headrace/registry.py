@@ -89,6 +89,10 @@ class Listed:
     version: str
     missing: str
     """What its extra still needs, or empty."""
+    extra: str
+    """Of its distribution, which it needs, or empty."""
+    needs: tuple[str, ...]
+    """Distributions that the extra names."""
 
 
 def load(role: str, use: str, *, directory: str = ".", origin: str = "") -> type[Plugin]:
@@ -164,6 +168,8 @@ def listing(role: str | None = None) -> list[Listed]:
             distribution=point.dist.name if point.dist else "",
             version=point.dist.version if point.dist else "",
             missing=_missing(point),
+            extra=next(iter(point.extras), ""),
+            needs=tuple(requirement.name for requirement in _required(point)),
         )
         for group in ([role] if role else ROLES)
         for point in sorted(_points(group), key=lambda p: p.name)
@@ -324,14 +330,17 @@ def _extra_requirements(dist: Distribution) -> Iterator[tuple[str, Requirement]]
         yield from ((extra, requirement) for extra in extras if requirement.marker.evaluate({"extra": extra}))
 
 
+def _required(point: EntryPoint) -> list[Requirement]:
+    """What the extras named by an entry point need."""
+    if not point.extras or point.dist is None:
+        return []
+    return [requirement for extra, requirement in _extra_requirements(point.dist) if extra in point.extras]
+
+
 def _missing(point: EntryPoint) -> str:
     """What the extras named by an entry point need and this interpreter lacks, as words."""
-    if not point.extras or point.dist is None:
-        return ""
     words = []
-    for extra, requirement in _extra_requirements(point.dist):
-        if extra not in point.extras:
-            continue
+    for requirement in _required(point):
         wanted = f"{requirement.name}{requirement.specifier}"
         try:
             found = version(requirement.name)

@@ -103,6 +103,12 @@ def overlaid(kept: Any, value: Any) -> Any:
     return {**kept, **value}
 
 
+def test_the_table_of_capabilities_is_what_engines_declare() -> None:
+    script = ROOT / ".ci" / "capability_table.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_commands_of_a_document_exist(document: str) -> None:
     for _, text in blocks(document, "sh", "console"):

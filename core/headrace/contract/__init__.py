@@ -38,6 +38,7 @@ from headrace.contract.metrics import Metric, Reduction, merge_metrics
 from headrace.contract.model import ModelFacts
 from headrace.contract.plugin import CONTRACT_VERSION, NoSettings, Plugin
 from headrace.contract.quantization import LowBitFormat, Quantization
+from headrace.contract.setup import Setup, TinyModels
 from headrace.contract.staleness import FlowView, Interruption, StalenessPolicy
 from headrace.contract.storage import Placed, Region, SharedMemory, Storage, StorageStats
 from headrace.contract.training import (
@@ -112,6 +113,7 @@ __all__ = [
     "Score",
     "Scoring",
     "ScratchModels",
+    "Setup",
     "SharedMemory",
     "Snapshots",
     "Split",
@@ -122,6 +124,7 @@ __all__ = [
     "Task",
     "TaskLengths",
     "TensorInfo",
+    "TinyModels",
     "TrainingCapabilities",
     "TrainingContext",
     "TrainingEngine",

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from headrace.contract.setup import Setup
+
 CONTRACT_VERSION = 1
 """Raised when a role changes in a way that breaks existing plugins."""
 
@@ -36,3 +38,9 @@ class Plugin:
         ``headrace check`` asks, in the interpreter that the plugin will live in: be quick, import no engine and leave
         nothing behind.
         ``directory``: the job file's. ``origin(key)``: where that setting was written, for errors."""
+
+    @classmethod
+    def setup(cls) -> Setup | None:
+        """What `headrace env create` makes an interpreter of, for a plugin whose engine has one of its own. None: the
+        plugin's extra says what it needs."""
+        return None

@@ -24,12 +24,13 @@ from headrace.contract import (
     KVMigration,
     MultiVersion,
     RequestState,
+    TinyModels,
     VersionSpan,
     WeightManifest,
     WeightUpdate,
 )
 from headrace.errors import EngineError
-from headrace.testing.bigram import Bigram, draw, load_bigram
+from headrace.testing.bigram import Bigram, draw, load_bigram, random_bigram
 from headrace.testing.trouble import FakeSettings, Trouble
 
 
@@ -68,7 +69,7 @@ class Running:
         return (*self.earlier, own) if own.stop > start else self.earlier
 
 
-class FakeInferenceEngine(InferenceEngine, MultiVersion, KVMigration):
+class FakeInferenceEngine(InferenceEngine, MultiVersion, KVMigration, TinyModels):
     """Requests are admitted and decoded in the order of their submission. The keys and values of a sequence are its
     tokens."""
 
@@ -98,6 +99,10 @@ class FakeInferenceEngine(InferenceEngine, MultiVersion, KVMigration):
             deterministic=True,
             kv_migration=settings.kv_migration,
         )
+
+    @classmethod
+    def write_tiny_model(cls, path: str) -> None:
+        random_bigram(vocabulary=16, max_length=256, seed=0).save(path)
 
     async def start(self, context: InferenceContext) -> None:
         self._base = self._models[context.version] = load_bigram(context.model_path)

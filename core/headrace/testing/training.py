@@ -31,6 +31,7 @@ from headrace.contract import (
     ScratchModels,
     Snapshots,
     StepResult,
+    TinyModels,
     TrainingCapabilities,
     TrainingContext,
     TrainingEngine,
@@ -79,7 +80,7 @@ class _Trainable:
         )
 
 
-class FakeTrainingEngine(TrainingEngine, Snapshots, ScratchModels):
+class FakeTrainingEngine(TrainingEngine, Snapshots, ScratchModels, TinyModels):
     """Stochastic gradient descent with momentum."""
 
     Settings = FakeTrainingSettings
@@ -103,6 +104,10 @@ class FakeTrainingEngine(TrainingEngine, Snapshots, ScratchModels):
         if unknown:
             raise ConfigError(f"unknown settings {unknown}; known: {sorted(SCRATCH)}", fix="remove them")
         random_bigram(**{**SCRATCH, **settings}, seed=seed).save(path)
+
+    @classmethod
+    def write_tiny_model(cls, path: str) -> None:
+        random_bigram(vocabulary=16, max_length=256, seed=0).save(path)
 
     def start(self, context: TrainingContext) -> None:
         self._model = load_bigram(context.model_path)
