@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -103,7 +104,7 @@ def _diagnose(asked: _Asked) -> Diagnosis:
     try:
         check_interpreter(python, spec, {}, origin=spec.origin)
     except HeadraceError as error:
-        absent = isinstance(error, PluginError) or not Path(python).exists()
+        absent = isinstance(error, PluginError) or shutil.which(python) is None
         commands = _commands(asked) if absent else ()
         return _diagnosis(asked, "missing" if absent else "fails", error=error, commands=commands)
     found, failure = _smoke(python, spec)
@@ -168,9 +169,10 @@ def _commands(asked: _Asked) -> tuple[str, ...]:
     except PluginError:
         return ()
     create = ["headrace", "env", "create", name]
-    if not python.exists():
+    there = shutil.which(python) is not None
+    if not there and python.is_absolute():
         return (shlex.join([*create, "--dir", str(python.parents[1])]),)
-    if setup is None or asked.python != sys.executable:
+    if there and (setup is None or asked.python != sys.executable):
         return by_hand
     use = ["headrace", "run", "JOB", "--set", f"{asked.key}={interpreter(home(name)).absolute()}"]
     return (shlex.join(create), shlex.join(use))  # its lock would change what this interpreter has

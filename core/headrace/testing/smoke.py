@@ -67,7 +67,8 @@ def main(question: str, answer: str) -> int:
 
     def note(**more: Any) -> None:
         known.update(more)
-        Path(answer).write_text(json.dumps(known))
+        Path(f"{answer}.new").write_text(json.dumps(known))
+        Path(f"{answer}.new").replace(answer)  # whole, also if the engine ends this process meanwhile
 
     try:
         _try(spec, note)

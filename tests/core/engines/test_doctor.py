@@ -153,6 +153,17 @@ def test_a_missing_interpreter_is_told_with_the_command_that_makes_it(
     assert missing["commands"] == [f"headrace env create vllm --dir {folder}/envs/mine"]
 
 
+def test_a_command_that_is_no_interpreter_is_told_with_where_one_would_be_made(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    _, found = examined(folder, capsys, "rollout.use=vllm", "rollout.python=python9")
+    assert found["inference_engine"]["commands"] == [
+        "headrace env create vllm",
+        f"headrace run JOB --set rollout.python={folder}/venvs/vllm/bin/python",
+    ]
+
+
 def test_an_interpreter_that_lacks_the_engine_is_told_with_what_to_install_into_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
