@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 UNFINISHED, INTERRUPTED = 3, 130
 STATUSES = """Exit status: 0 done; 1 a run or an audit failed, or an engine does not work; 2 the job or the command
-cannot be run as written; 3 an audit found nothing wrong, in the log of a run that has not ended; 130 interrupted, and it
-is said."""
+cannot be run as written; 3 an audit found nothing wrong, in the log of a run that has not ended; 130 interrupted, and
+it is said."""
 REFUSED = (ConfigError, PluginError, WiringError, StalenessError)
 """Errors of a job that should be changed before it is tried again."""
 SCREEN, WIDTH, LONGEST = 24, 100, 600

@@ -7,26 +7,13 @@ import sys
 from pathlib import Path
 
 
-def doctor(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "headrace", "doctor", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-
-
 def test_every_installed_engine_is_tried_and_one_that_is_not_set_up_is_no_failure(tmp_path: Path) -> None:
     (tmp_path / "vllm").mkdir()  # looks like a package where the command is given
-    done = doctor(tmp_path)
+    command = [sys.executable, "-m", "headrace", "doctor"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     for engine in ("torch (inference_engine)", "torch (training_engine)", "fsdp (training_engine)"):
         assert f"{engine}: works\n" in done.stdout
     assert "vllm (inference_engine): is not set up\n" in done.stdout
     assert "  headrace env create vllm\n" in done.stdout
     assert f"--set rollout.python={tmp_path}/venvs/vllm/bin/python\n" in done.stdout
-
-
-def test_an_environment_of_an_engine_that_does_not_work_is_a_failure(tmp_path: Path) -> None:
-    python = tmp_path / "venvs" / "vllm" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.symlink_to(sys.executable)
-    done = doctor(tmp_path)
-    assert done.returncode == 1
-    assert f"interpreter {python}: inference_engine 'vllm' needs vLLM" in done.stdout

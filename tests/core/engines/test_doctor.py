@@ -11,6 +11,7 @@ import pytest
 
 from headrace import cli
 from headrace.engines import doctor
+from headrace.registry import listing
 
 JOB = """
 [job]
@@ -176,6 +177,18 @@ def test_an_interpreter_that_lacks_the_engine_is_told_with_what_to_install_into_
     assert lock.startswith(f"{python} -m pip install --no-deps -r ")
     assert Path(lock.split()[-1]).is_file()
     assert own.startswith(f"{python} -m pip install --no-deps ")
+
+
+def test_an_environment_that_was_made_for_an_engine_and_does_not_work_is_a_failure(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(doctor, "engines", lambda: [each for each in listing() if each.name == "vllm"])
+    python = folder / "venvs" / "vllm" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)  # not the environment that this one belongs to
+    assert cli.main(["doctor"]) == 1
+    assert f"interpreter {python} cannot use headrace: " in capsys.readouterr().out
 
 
 def test_overrides_need_a_job(capsys: pytest.CaptureFixture[str]) -> None:
