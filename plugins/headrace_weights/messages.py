@@ -46,5 +46,24 @@ class Refuse(msgspec.Struct, tag=4, array_like=True, frozen=True):
     reason: str
 
 
-Question = AskManifest | AskChunk
-Answer = GiveManifest | GiveChunk | Refuse
+class AskRound(msgspec.Struct, tag=5, array_like=True, frozen=True):
+    """Which group is ``version`` sent to next? ``joiner`` is in it from now on, once, however often it asks."""
+
+    id: int
+    version: int
+    joiner: str
+
+
+class GiveRound(msgspec.Struct, tag=6, array_like=True, frozen=True):
+    """The answer to AskRound. ``store``: where its members meet; ``key``: what they meet under; ``rank``: the joiner's
+    own among them."""
+
+    id: int
+    store: str
+    key: str
+    rank: int
+
+
+Question = AskManifest | AskChunk | AskRound
+Given = GiveManifest | GiveChunk | GiveRound
+Answer = Given | Refuse

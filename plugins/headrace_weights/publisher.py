@@ -16,7 +16,7 @@ import xxhash
 import zmq
 
 from headrace.contract import Array, TensorInfo, WeightManifest, WeightPublisher, WeightSource
-from headrace.errors import ContractError, WireError
+from headrace.errors import WireError
 from headrace.wire import (
     DEFAULT_LIMITS,
     Gate,
@@ -28,11 +28,20 @@ from headrace.wire import (
     close_context,
     decode,
     encode,
-    manifest_digest,
     open_context,
     tensor_info,
 )
-from headrace_weights.messages import Answer, AskChunk, AskManifest, GiveChunk, GiveManifest, Question, Refuse
+from headrace_weights.messages import (
+    Answer,
+    AskChunk,
+    AskManifest,
+    AskRound,
+    GiveChunk,
+    GiveManifest,
+    Question,
+    Refuse,
+)
+from headrace_weights.tensors import gather, published_before
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +49,9 @@ _CONTROL = "inproc://stop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Version:
+class PublishedVersion:
+    """In host memory."""
+
     manifest: WeightManifest
     tensors: tuple[memoryview, ...]
     """Bytes, in the manifest's order."""
@@ -52,7 +63,7 @@ class ZmqPublisher(WeightPublisher):
 
     def __init__(self, address: str, *, keys: Keys | None = None) -> None:
         self.refused: Counter[str] = Counter()
-        self._versions: dict[int, _Version] = {}  # the serving thread only looks up, which is atomic
+        self._versions: dict[int, PublishedVersion] = {}  # the serving thread only looks up, which is atomic
         self._context = open_context()
         self._gate = None if keys is None else Gate(self._context, keys, self.refused)
         try:
@@ -71,24 +82,16 @@ class ZmqPublisher(WeightPublisher):
 
     def publish(self, version: int, source: WeightSource) -> WeightManifest:
         if version in self._versions:
-            raise ContractError(f"version {version} was published before", fix="publish every version once")
-        infos: list[TensorInfo] = []
+            raise published_before(version)
         tensors: list[memoryview] = []
-        for name, tensor in source.tensors():
+
+        def keep(name: str, tensor: Array) -> TensorInfo:
             copy = np.array(tensor, order="C", copy=True)
-            infos.append(tensor_info(name, copy))
             tensors.append(array_bytes(copy))
-        names = Counter(info.name for info in infos)
-        if len(names) != len(infos):
-            twice = [name for name, count in names.items() if count > 1]
-            raise ContractError(f"the weight source of version {version} gave {twice} more than once")
-        manifest = WeightManifest(
-            version=version,
-            tensors=tuple(infos),
-            nbytes=sum(tensor.nbytes for tensor in tensors),
-            digest=manifest_digest(infos),
-        )
-        self._versions[version] = _Version(manifest=manifest, tensors=tuple(tensors))
+            return tensor_info(name, copy)
+
+        manifest = gather(version, source, keep)
+        self._versions[version] = PublishedVersion(manifest=manifest, tensors=tuple(tensors))
         return manifest
 
     def retire(self, version: int) -> None:
@@ -141,12 +144,17 @@ class ZmqPublisher(WeightPublisher):
             return Refuse(question.id, f"version {question.version} is not served; versions {served} are")
         if isinstance(question, AskManifest):
             return GiveManifest(question.id, version.manifest)
+        if isinstance(question, AskRound):
+            return self._join(question, version)
         if not 0 <= question.tensor < len(version.tensors):
             return Refuse(question.id, f"version {question.version} has no tensor number {question.tensor}")
         tensor = version.tensors[question.tensor]
         if question.offset < 0 or question.size < 1 or question.offset + question.size > tensor.nbytes:
             return Refuse(question.id, f"a chunk outside the {tensor.nbytes} bytes of tensor {question.tensor}")
         return self._chunk(question, tensor)
+
+    def _join(self, question: AskRound, version: PublishedVersion) -> Answer:
+        return Refuse(question.id, "this publisher sends to no groups; trainer and engine have other transports")
 
     def _chunk(self, question: AskChunk, tensor: memoryview) -> GiveChunk:
         data: Array = np.frombuffer(tensor[question.offset : question.offset + question.size], np.uint8)

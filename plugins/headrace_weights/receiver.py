@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from math import prod
 from typing import TypeVar
 
 import numpy as np
@@ -20,21 +19,23 @@ import zmq
 
 from headrace.contract import Array, TensorInfo, WeightManifest, WeightReceiver
 from headrace.errors import DeadlineError, WireError
-from headrace.wire import (
-    DEFAULT_LIMITS,
-    Keys,
-    RefusedError,
-    connect_socket,
-    decode,
-    encode,
-    manifest_digest,
-    tensor_checksum,
+from headrace.wire import DEFAULT_LIMITS, Keys, RefusedError, connect_socket, decode, encode
+from headrace_weights.messages import (
+    Answer,
+    AskChunk,
+    AskManifest,
+    AskRound,
+    Given,
+    GiveChunk,
+    GiveManifest,
+    Question,
+    Refuse,
 )
-from headrace_weights.messages import Answer, AskChunk, AskManifest, GiveChunk, GiveManifest, Question, Refuse
+from headrace_weights.tensors import checked_manifest, nbytes_of, typed
 
 logger = logging.getLogger(__name__)
 
-Q = TypeVar("Q", AskChunk, AskManifest)
+Q = TypeVar("Q", AskChunk, AskManifest, AskRound)
 
 _ASKS = 4
 """A question is asked this often, spread over its deadline; a chunk may be corrupt this often."""
@@ -56,11 +57,8 @@ class ZmqReceiver(WeightReceiver):
         self._ask(question)
         answer = self._await({question.id: question}, deadline, f"the manifest of version {version}")
         if not isinstance(answer, GiveManifest):
-            raise WireError(f"{self._address} answered with a chunk where a manifest was asked for")
-        manifest = answer.manifest
-        if manifest_digest(manifest.tensors) != manifest.digest or manifest.version != version:
-            raise WireError(f"the manifest of version {version} from {self._address} contradicts its own digest")
-        return manifest
+            raise WireError(f"{self._address} gave something else where a manifest was asked for")
+        return checked_manifest(answer.manifest, version, self._address)
 
     def fetch(self, manifest: WeightManifest, *, deadline: float) -> Iterator[tuple[str, Array]]:
         tensors = [_Incoming(info) for info in manifest.tensors]
@@ -90,7 +88,7 @@ class ZmqReceiver(WeightReceiver):
                 size = min(self._chunk_bytes, incoming.nbytes - offset)
                 yield AskChunk(next(self._ids), version, number, offset, size)
 
-    def _accept(self, answer: GiveManifest | GiveChunk, question: AskChunk, incoming: _Incoming) -> bool:
+    def _accept(self, answer: Given, question: AskChunk, incoming: _Incoming) -> bool:
         """Whether the answer is the chunk that was asked for, intact."""
         if not isinstance(answer, GiveChunk) or answer.data.dtype != np.uint8 or answer.data.shape != (question.size,):
             return False
@@ -124,7 +122,7 @@ class ZmqReceiver(WeightReceiver):
         for question in questions:
             self._ask(question)
 
-    def _await(self, pending: dict[int, Q], deadline: float, what: str) -> GiveManifest | GiveChunk:
+    def _await(self, pending: dict[int, Q], deadline: float, what: str) -> Given:
         """The next answer to a pending question. WireError when it is a refusal, DeadlineError without one."""
         end = time.monotonic() + deadline
         while (left := end - time.monotonic()) > 0:
@@ -158,11 +156,7 @@ class _Incoming:
 
     def __init__(self, info: TensorInfo) -> None:
         self.info = info
-        try:
-            self._dtype = np.dtype(info.dtype)
-        except TypeError as error:
-            raise WireError(f"tensor {info.name} has dtype {info.dtype!r}, which this node does not know") from error
-        self.nbytes = prod(info.shape) * self._dtype.itemsize
+        self.nbytes = nbytes_of(info)
         self.missing = self.nbytes
         self._data: Array | None = None
 
@@ -181,9 +175,4 @@ class _Incoming:
         data, self._data = self._data, None
         if data is None:
             data = np.empty(0, np.uint8)
-        tensor: Array = data.view(self._dtype).reshape(self.info.shape)
-        if not tensor.flags.aligned:
-            tensor = tensor.copy()
-        if tensor_checksum(tensor) != self.info.checksum:
-            raise WireError(f"{what}: its bytes do not have the manifest's checksum {self.info.checksum}")
-        return tensor
+        return typed(self.info, data, what)

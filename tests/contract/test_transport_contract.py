@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from headrace.contract import TransportContext, WeightPublisher, WeightReceiver, WeightTransport
+from headrace.contract import (
+    Array,
+    TensorInfo,
+    TransportContext,
+    WeightManifest,
+    WeightPublisher,
+    WeightReceiver,
+    WeightSource,
+    WeightTransport,
+)
 from headrace.testing import FakeWeightTransport
 from headrace.testing.suites import WeightTransportContract
 from headrace.testing.transport import FakeReceiver
 from headrace.wire import ipc_address
+from headrace_weights.collective.group import Meeting
+from headrace_weights.collective.publisher import CollectivePublisher, Round
+from headrace_weights.collective.transport import CollectiveTransport
+from headrace_weights.disk.publisher import DiskPublisher
+from headrace_weights.disk.transport import DiskTransport
 from headrace_weights.messages import AskChunk, GiveChunk
 from headrace_weights.publisher import ZmqPublisher
+from headrace_weights.shared_memory.publisher import SharedMemoryPublisher
+from headrace_weights.shared_memory.segments import Segment
+from headrace_weights.shared_memory.transport import SharedMemoryTransport
 from headrace_weights.zmq import ZmqTransport
 
 IN_CHUNKS = ZmqTransport.Settings(chunk_bytes=1000)
@@ -35,6 +55,77 @@ class TestZmqTransport(WeightTransportContract):
                 return Flipping(ipc_address(context.directory, f"{context.name}-weights"))
 
         return Corrupting(IN_CHUNKS)
+
+
+class TestSharedMemoryTransport(WeightTransportContract):
+    @pytest.fixture
+    def plugin(self) -> WeightTransport:
+        return SharedMemoryTransport(SharedMemoryTransport.Settings())
+
+    @pytest.fixture
+    def corrupting(self) -> WeightTransport:
+        class Flipping(Segment):
+            def append(self, name: str, tensor: Array) -> TensorInfo:
+                info = super().append(name, tensor)
+                if tensor.nbytes:
+                    os.pwrite(self.file, bytes([os.pread(self.file, 1, self.nbytes - 1)[0] ^ 1]), self.nbytes - 1)
+                return info
+
+        class Publisher(SharedMemoryPublisher):
+            def publish(self, version: int, source: WeightSource) -> WeightManifest:
+                segment = self._segments.take()
+                self._segments._spare = Flipping(segment.number, segment.file, segment.readable)
+                return super().publish(version, source)
+
+        class Corrupting(SharedMemoryTransport):
+            def publisher(self, context: TransportContext) -> WeightPublisher:
+                return Publisher(context.directory, context.name)
+
+        return Corrupting(SharedMemoryTransport.Settings())
+
+
+class TestDiskTransport(WeightTransportContract):
+    @pytest.fixture
+    def plugin(self) -> WeightTransport:
+        return DiskTransport(DiskTransport.Settings(full_every=2))
+
+    @pytest.fixture
+    def corrupting(self) -> WeightTransport:
+        class Publisher(DiskPublisher):
+            def publish(self, version: int, source: WeightSource) -> WeightManifest:
+                manifest = super().publish(version, source)
+                with (self._home / self._served[version].file).open("r+b") as file:
+                    last = file.seek(-1, os.SEEK_END)
+                    (byte,) = file.read(1)
+                    file.seek(last)
+                    file.write(bytes([byte ^ 1]))
+                return manifest
+
+        class Corrupting(DiskTransport):
+            def publisher(self, context: TransportContext) -> WeightPublisher:
+                return Publisher(context.directory, full_every=2)
+
+        return Corrupting(DiskTransport.Settings())
+
+
+class TestCollectiveTransport(WeightTransportContract):
+    @pytest.fixture
+    def plugin(self) -> WeightTransport:
+        return CollectiveTransport(CollectiveTransport.Settings(bucket_bytes=1000))
+
+    @pytest.fixture
+    def corrupting(self) -> WeightTransport:
+        class Publisher(CollectivePublisher):
+            def _send(self, closed: Round) -> None:
+                flipped = tuple((np.frombuffer(data, np.uint8) ^ 1).data for data in closed.version.tensors)
+                super()._send(replace(closed, version=replace(closed.version, tensors=flipped)))
+
+        class Corrupting(CollectiveTransport):
+            def publisher(self, context: TransportContext) -> WeightPublisher:
+                meeting = Meeting(f"{context.directory}/groups", serve=True, seconds=20)
+                return Publisher(ipc_address(context.directory, "weights"), meeting, bucket_bytes=1000)
+
+        return Corrupting(CollectiveTransport.Settings(bucket_bytes=1000))
 
 
 class TestFakeWeightTransport(WeightTransportContract):

@@ -1,0 +1,99 @@
+"""The trainer's side: what the transport ``zmq`` has, and a thread that sends versions to groups.
+
+Invariant: who joins a round is in it until it is closed; only then does anybody learn how many they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from headrace.contract import Array
+from headrace.wire import Keys
+from headrace_weights.collective.group import Meeting, parcels
+from headrace_weights.messages import Answer, AskRound, GiveRound
+from headrace_weights.publisher import PublishedVersion, ZmqPublisher
+from headrace_weights.tensors import nbytes_of, places
+
+logger = logging.getLogger(__name__)
+
+_GATHER_SECONDS = 0.02
+"""From the first engine that wants a version until it is sent: others that were told of it at once come too."""
+
+
+@dataclass(slots=True)
+class Round:
+    """One group in the making. ``key``: what it meets under; ``ranks``: by joiner."""
+
+    key: str
+    version: PublishedVersion
+    ranks: dict[str, int] = field(default_factory=dict)
+
+
+class CollectivePublisher(ZmqPublisher):
+    """``meeting``: where groups meet."""
+
+    def __init__(self, address: str, meeting: Meeting, *, bucket_bytes: int, keys: Keys | None = None) -> None:
+        self._meeting = meeting
+        self._bucket_bytes = bucket_bytes
+        self._open: deque[Round] = deque()
+        self._changed = threading.Condition()
+        self._ended = False
+        super().__init__(address, keys=keys)
+        self._sender = threading.Thread(target=self._send_rounds, name="weight-groups", daemon=True)
+        self._sender.start()
+
+    def close(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+        self._sender.join()
+        super().close()
+
+    def _join(self, question: AskRound, version: PublishedVersion) -> Answer:
+        with self._changed:
+            found = next((r for r in self._open if r.version is version), None)
+            if found is None:
+                found = Round(secrets.token_hex(8), version)
+                self._open.append(found)
+                self._changed.notify()
+            rank = found.ranks.setdefault(question.joiner, len(found.ranks) + 1)
+        return GiveRound(question.id, self._meeting.address, found.key, rank)
+
+    def _send_rounds(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._open or self._ended)
+                self._changed.wait_for(lambda: self._ended, timeout=_GATHER_SECONDS)
+                if self._ended:
+                    return
+                closed = self._open.popleft()
+            try:
+                self._meeting.close_round(closed.key, len(closed.ranks) + 1)
+                self._send(closed)
+            except RuntimeError as error:  # a member is gone: the others notice, and ask for what they lack
+                logger.warning("%s: a round of %d engines broke: %s", self._address, len(closed.ranks), error)
+
+    def _send(self, closed: Round) -> None:
+        version = closed.version
+        group = self._meeting.group(closed.key, 0)
+        starts = [start for _, start, _ in places(version.manifest)]
+        sent: list[tuple[Any, Array]] = []
+        for begin, end, tensors in parcels(version.manifest, self._bucket_bytes):
+            if len(tensors) == 1:
+                number = tensors[0][0]
+                data = np.frombuffer(version.tensors[number], np.uint8)[begin - starts[number] : end - starts[number]]
+            else:
+                data = np.zeros(end - begin, np.uint8)
+                for number, info in tensors:
+                    at = starts[number] - begin
+                    data[at : at + nbytes_of(info)] = np.frombuffer(version.tensors[number], np.uint8)
+            sent.append((group.send(data), data))
+        for work, _ in sent:
+            work.wait()
