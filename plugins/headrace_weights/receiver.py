@@ -25,9 +25,9 @@ from headrace_weights.messages import (
     AskChunk,
     AskManifest,
     AskRound,
-    Given,
     GiveChunk,
     GiveManifest,
+    Given,
     Question,
     Refuse,
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.contract import TransportContext, WeightPublisher, WeightReceiver, WeightTransport
+from headrace.contract import TransportCapabilities, TransportContext, WeightPublisher, WeightReceiver, WeightTransport
 from headrace.wire import Keys, Network
 from headrace_weights.publisher import ZmqPublisher
 from headrace_weights.receiver import ZmqReceiver
@@ -38,6 +38,11 @@ class ZmqTransport(WeightTransport):
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
         self.settings: ZmqSettings = settings
+
+    @classmethod
+    def capabilities(cls, settings: ZmqSettings) -> TransportCapabilities:
+        """Copied by the publisher, into the socket, out of it, and into the tensor."""
+        return TransportCapabilities(across_machines=True, private=True, copies=4)
 
     def publisher(self, context: TransportContext) -> WeightPublisher:
         network = _network(context)

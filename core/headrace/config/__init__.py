@@ -23,6 +23,7 @@ from headrace.config.schema import (
     Until,
 )
 from headrace.config.toml import dumps
+from headrace.config.transports import transport_of
 
 __all__ = [
     "BatchConfig",
@@ -45,4 +46,5 @@ __all__ = [
     "load_job",
     "load_resolved",
     "raise_errors",
+    "transport_of",
 ]

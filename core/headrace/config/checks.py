@@ -18,6 +18,7 @@ from headrace.config.places import check_run_directory
 from headrace.config.room import check_room
 from headrace.config.schema import Job, Phase
 from headrace.config.selections import Selected, Selections
+from headrace.config.transports import fitting, one_machine, out_of_reach
 from headrace.contract import (
     Algorithm,
     AlgorithmNeeds,
@@ -33,6 +34,7 @@ from headrace.contract import (
     StalenessPolicy,
     TrainingCapabilities,
     TrainingEngine,
+    WeightTransport,
 )
 from headrace.contract.columns import KNOWN
 from headrace.errors import ConfigError, HeadraceError, WiringError
@@ -75,6 +77,7 @@ class _Checker:
             (self.errors if finding.severity == "error" else self.warnings).append(finding.error)
         self._rollout_capabilities()
         self._quantization()
+        self._transport()
         for index, phase in enumerate(self.job.phases):
             self._batch(index, phase)
             self._algorithm(index, phase)
@@ -138,6 +141,27 @@ class _Checker:
                     fix="set quantization.align = false, which needs a loss that corrects for the mismatch, or choose "
                     "a training engine that has them",
                 )
+
+    def _transport(self) -> None:
+        selected = self.plugins.weights
+        if selected is None or not issubclass(selected.cls, WeightTransport):
+            return
+        cls, use = selected.cls, selected.spec.use
+        able = self.plugins.ask(selected, "capabilities", lambda: cls.capabilities(selected.settings))
+        if able is None or one_machine(self.job):
+            return
+        if reason := out_of_reach(self.job, able):
+            self._wiring(
+                f"weight transport {use!r} cannot connect the trainer with the engines: {reason}",
+                ("weights", "use"),
+                ("network", "host"),
+                fix=f"leave weights.use out, or set it to one of {', '.join(fitting(self.job))}",
+            )
+        elif not able.private:
+            host = self.job.network.host
+            message = f"weight transport {use!r} has neither keys nor encryption, and nodes serve at {host}"
+            fix = "leave weights.use out, unless nobody else is on that network"
+            self.warnings.append(WiringError(message, origin=self.job.origin(("weights", "use")), fix=fix))
 
     def _algorithm(self, index: int, phase: Phase) -> None:
         needs = self.needs[index]

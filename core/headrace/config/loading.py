@@ -26,6 +26,7 @@ from headrace.config.schema import (
     TrainerConfig,
 )
 from headrace.config.sources import Sources, read_sources
+from headrace.config.transports import AUTO
 from headrace.errors import ConfigError, RunError
 from headrace.validation import Path as KeyPath
 from headrace.validation import near_miss, unknown_key, validate
@@ -34,7 +35,7 @@ PLUGIN_TABLES: Mapping[str, tuple[str, type[Table], str]] = {
     "environment": ("environment", EnvironmentConfig, ""),
     "rollout": ("inference_engine", RolloutConfig, ""),
     "storage": ("storage", StorageConfig, "memory"),
-    "weights": ("weight_transport", PluginConfig, "zmq"),
+    "weights": ("weight_transport", PluginConfig, AUTO),
     "launcher": ("launcher", LauncherConfig, "local"),
     "quantization": ("quantization", QuantizationConfig, ""),
 }

@@ -14,6 +14,7 @@ from headrace.config.inert import overridden, replaced
 from headrace.config.interpreters import check_interpreter
 from headrace.config.loading import PHASE_TABLES, core_keys, selector
 from headrace.config.schema import Job
+from headrace.config.transports import transport_of
 from headrace.contract import Plugin
 from headrace.errors import ConfigError, ContractError, HeadraceError
 from headrace.registry import PluginSpec, having, judge_settings, load, require
@@ -42,8 +43,9 @@ class Selections:
         self.errors: list[HeadraceError] = []
         self.environment = self._select(job.environment.spec, "environment")
         self.rollout = self._select(job.rollout.spec, "rollout")
-        for table in ("storage", "weights", "launcher"):
+        for table in ("storage", "launcher"):
             self._select(getattr(job, table).spec, table)
+        self.weights = self._transport()
         self.quantization = self._select(job.quantization.spec, "quantization") if job.quantization else None
         for index, spec in enumerate(job.observers):
             self._select(spec, "", ("observers", index), ("observers",))
@@ -113,6 +115,13 @@ class Selections:
             return None
         return selected if not self.lives_here(table) or self._preflight(selected) else None
 
+    def _transport(self) -> Selected | None:
+        try:
+            return self._select(transport_of(self.job), "weights")
+        except HeadraceError as error:
+            self.errors.append(error)
+            return None
+
     def _unusable(self, error: HeadraceError, role: str, table: str) -> None:
         key = selector(table)
         if key != "use":  # the registry knows roles, not the key that a table selects with
@@ -169,14 +178,16 @@ class Selections:
         """Ask other interpreters about the plugins that live in them; each once, also when phases share it."""
         job = self.job
         plugins = [("environment", job.environment.spec, self.environment), ("rollout", job.rollout.spec, self.rollout)]
+        if (weights := self.weights) is not None:
+            plugins += [("rollout", weights.spec, weights), ("trainer", weights.spec, weights)]
         for phase, trainer, algorithm in zip(job.phases, self.trainers, self.algorithms, strict=True):
             plugins += [("trainer", phase.trainer, trainer), ("trainer", phase.algorithm, algorithm)]
-        asked: list[PluginSpec] = []
+        asked: list[tuple[str, PluginSpec]] = []
         for node, spec, selected in plugins:
             python = self._interpreter(node)
-            if python is None or spec in asked:
+            if python is None or (python, spec) in asked:
                 continue
-            asked.append(spec)
+            asked.append((python, spec))
             places = {k: self.origin(selected, k) for k in keys_at(selected.cls.Settings)} if selected else None
             try:
                 check_interpreter(python, spec, places, origin=job.origin((node, "python")))

@@ -55,6 +55,7 @@ from headrace.contract.training import (
 )
 from headrace.contract.weights import (
     TensorInfo,
+    TransportCapabilities,
     TransportContext,
     WeightManifest,
     WeightPublisher,
@@ -129,6 +130,7 @@ __all__ = [
     "TrainingContext",
     "TrainingEngine",
     "TrainingStep",
+    "TransportCapabilities",
     "TransportContext",
     "VersionSpan",
     "WeightManifest",

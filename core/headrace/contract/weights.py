@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from headrace.contract.columns import Array
 from headrace.contract.plugin import Plugin
@@ -99,8 +100,26 @@ class TransportContext:
     Given whenever ``host`` is: nobody without them may read a weight."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportCapabilities:
+    """What a transport with given settings can do; read before anything starts."""
+
+    across_machines: bool = False
+    """Trainer and engines may be on different ones."""
+    private: bool = False
+    """Nobody can read or change weights on the way but this user and, between machines, holders of the run's keys."""
+    copies: int | None = None
+    """How often a version's bytes are copied or sent from the source to what one engine is handed. A job that names no
+    transport gets the one with the fewest that fits it; None: only a job that names this one gets it."""
+
+
 class WeightTransport(Plugin, ABC):
     """Makes the two sides."""
+
+    @classmethod
+    def capabilities(cls, settings: Any) -> TransportCapabilities:
+        """Answered without importing a tensor library."""
+        return TransportCapabilities()
 
     @abstractmethod
     def publisher(self, context: TransportContext) -> WeightPublisher:

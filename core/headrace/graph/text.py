@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.config import Job, Phase
+from headrace.config import Job, Phase, transport_of
 from headrace.contract import AlgorithmNeeds
 from headrace.flow.stages import Stage, flowing, separable, stored_first
 from headrace.graph.declared import interruption_of, needs_of, phase_stages, policy_of
@@ -50,7 +50,7 @@ def _edges(job: Job) -> list[str]:
     apart = _apart(job)
     stored = ", ".join(made)
     trained = ", ".join([*made, *(column for stage in apart for column in stage.writes)])
-    weights = job.weights.spec.use
+    weights = transport_of(job).use
     edges = [
         ("controller", "environment worker", "tickets: group, policy version, instance"),
         ("environment worker", "rollout", "prompt tokens, seed, policy version"),

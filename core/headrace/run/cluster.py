@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from headrace.config import Job
+from headrace.config import Job, transport_of
 from headrace.contract import Environment, Launcher
 from headrace.dataplane import AsyncPlane, LedgerService
 from headrace.dataplane.metrics import data_plane_metrics
@@ -171,7 +171,7 @@ class Cluster:
                 name=TRAINER,
                 role="trainer",
                 setup=lambda: TrainerSetup(
-                    transport=job.weights.spec,
+                    transport=transport_of(job),
                     ledger=self._address,
                     threads=job.trainer.threads,
                     seed=job.job.seed,
@@ -222,7 +222,7 @@ class Cluster:
                 role="rollout",
                 setup=lambda: RolloutSetup(
                     engine=rollout.spec,
-                    transport=self._job.weights.spec,
+                    transport=transport_of(self._job),
                     model_path=self.model_path,
                     publisher=self._publisher,
                     threads=rollout.threads,

@@ -62,15 +62,15 @@ class CollectivePublisher(ZmqPublisher):
             if found is None:
                 found = Round(secrets.token_hex(8), version)
                 self._open.append(found)
-                self._changed.notify()
             rank = found.ranks.setdefault(question.joiner, len(found.ranks) + 1)
+            self._changed.notify()
         return GiveRound(question.id, self._meeting.address, found.key, rank)
 
     def _send_rounds(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._open or self._ended)
-                self._changed.wait_for(lambda: self._ended, timeout=_GATHER_SECONDS)
+                self._gather()
                 if self._ended:
                     return
                 closed = self._open.popleft()
@@ -79,6 +79,10 @@ class CollectivePublisher(ZmqPublisher):
                 self._send(closed)
             except RuntimeError as error:  # a member is gone: the others notice, and ask for what they lack
                 logger.warning("%s: a round of %d engines broke: %s", self._address, len(closed.ranks), error)
+
+    def _gather(self) -> None:
+        """Let others into the round that is closed next. Called, and returns, with the lock held."""
+        self._changed.wait_for(lambda: self._ended, timeout=_GATHER_SECONDS)
 
     def _send(self, closed: Round) -> None:
         version = closed.version

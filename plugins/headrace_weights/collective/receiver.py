@@ -32,16 +32,9 @@ class CollectiveReceiver(ZmqReceiver):
     are on the way at a time then."""
 
     def __init__(
-        self,
-        address: str,
-        *,
-        bucket_bytes: int,
-        seconds: float,
-        chunk_bytes: int,
-        window: int,
-        keys: Keys | None = None,
+        self, address: str, *, bucket_bytes: int, seconds: float, window: int, keys: Keys | None = None
     ) -> None:
-        super().__init__(address, chunk_bytes=chunk_bytes, window=window, keys=keys)
+        super().__init__(address, chunk_bytes=bucket_bytes, window=window, keys=keys)
         self._bucket_bytes = bucket_bytes
         self._seconds = seconds
         self._buffers = Buffers(_SPARE_BYTES)

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.contract import TransportContext, WeightPublisher, WeightReceiver, WeightTransport
+from headrace.contract import TransportCapabilities, TransportContext, WeightPublisher, WeightReceiver, WeightTransport
 from headrace.wire import Keys, Network
 
 _WINDOW = 4
@@ -41,6 +41,11 @@ class CollectiveTransport(WeightTransport):
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
         self.settings: CollectiveSettings = settings
+
+    @classmethod
+    def capabilities(cls, settings: CollectiveSettings) -> TransportCapabilities:
+        """Copied by the publisher, and sent, whose two copies gloo makes side by side."""
+        return TransportCapabilities(across_machines=True, copies=3)
 
     def publisher(self, context: TransportContext) -> WeightPublisher:
         from headrace_weights.collective.group import Meeting

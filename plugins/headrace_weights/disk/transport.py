@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.contract import TransportContext, WeightPublisher, WeightReceiver, WeightTransport
+from headrace.contract import TransportCapabilities, TransportContext, WeightPublisher, WeightReceiver, WeightTransport
 from headrace.errors import ConfigError
 from headrace_weights.disk.publisher import DiskPublisher
 from headrace_weights.disk.receiver import DiskReceiver
@@ -42,6 +42,12 @@ class DiskTransport(WeightTransport):
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
         self.settings: DiskSettings = settings
+
+    @classmethod
+    def capabilities(cls, settings: DiskSettings) -> TransportCapabilities:
+        """Copied into the file, out of it, and through the disk on the way. A folder of the run's own is on one
+        machine, of another one the job says that engines have it."""
+        return TransportCapabilities(across_machines=bool(settings.path), private=True, copies=5)
 
     @classmethod
     def preflight(cls, settings: DiskSettings, *, directory: str, origin: Callable[[str], str]) -> None:

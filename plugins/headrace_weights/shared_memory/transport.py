@@ -7,13 +7,20 @@ gone, however they ended.
 
 from __future__ import annotations
 
-from headrace.contract import TransportContext, WeightPublisher, WeightReceiver, WeightTransport
+from typing import Any
+
+from headrace.contract import TransportCapabilities, TransportContext, WeightPublisher, WeightReceiver, WeightTransport
 from headrace_weights.shared_memory.publisher import SharedMemoryPublisher
 from headrace_weights.shared_memory.receiver import SharedMemoryReceiver
 
 
 class SharedMemoryTransport(WeightTransport):
     """Makes the two sides."""
+
+    @classmethod
+    def capabilities(cls, settings: Any) -> TransportCapabilities:
+        """Copied into the segment."""
+        return TransportCapabilities(private=True, copies=1)
 
     def publisher(self, context: TransportContext) -> WeightPublisher:
         return SharedMemoryPublisher(context.directory, context.name)

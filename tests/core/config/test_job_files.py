@@ -57,7 +57,7 @@ def test_cores_keys_and_the_plugins_keys_are_parted(write_job: WriteJob) -> None
     assert job.environment.spec.settings == {"largest": 9}
 
 
-def test_defaults_are_memory_zmq_local_ipc_console_and_the_synchronous_policy(tmp_path: Path) -> None:
+def test_defaults_are_memory_a_transport_that_fits_local_ipc_console_and_the_synchronous_policy(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(
         '[job]\nname = "a"\nsteps = 1\n[model]\npath = "m"\n[environment]\nuse = "e"\n'
@@ -65,7 +65,7 @@ def test_defaults_are_memory_zmq_local_ipc_console_and_the_synchronous_policy(tm
         "[batch]\ngroups = 1\ngroup_size = 1\n"
     )
     job = load_job(path)
-    assert (job.storage.spec.use, job.weights.spec.use, job.launcher.spec.use) == ("memory", "zmq", "local")
+    assert (job.storage.spec.use, job.weights.spec.use, job.launcher.spec.use) == ("memory", "auto", "local")
     assert (job.network.transport, job.network.host) == ("ipc", "127.0.0.1")
     assert [spec.use for spec in job.observers] == ["console"]
     assert job.phases[0].staleness.use == "synchronous"

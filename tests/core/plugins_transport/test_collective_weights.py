@@ -1,11 +1,10 @@
-"""Weights by a collective: whoever wants a version just then is in one group, and a broken group costs nobody weights."""
+"""Weights by a collective: who wants a version just then is in one group, and a broken group costs nobody weights."""
 
 from __future__ import annotations
 
-import logging
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,43 +16,55 @@ from headrace.contract import Array, TransportContext, WeightManifest, WeightRec
 from headrace.errors import WireError
 from headrace.wire import Keys, ipc_address, manifest_digest, tensor_info
 from headrace_weights.collective.group import Meeting, parcels
-from headrace_weights.collective.publisher import CollectivePublisher
+from headrace_weights.collective.publisher import CollectivePublisher, Round
 from headrace_weights.collective.receiver import CollectiveReceiver
 from headrace_weights.collective.transport import CollectiveSettings, CollectiveTransport
 from support.weights import Source, equal, fetch, other_process, weights
 
 MEMBER = """
-import sys
+import os
 from headrace_weights.collective.receiver import CollectiveReceiver
-receiver = CollectiveReceiver({address!r}, bucket_bytes=1000, seconds=10, window=4)
-manifest = receiver.manifest(1, deadline=10)
-receiver._buffers.take = None  # it joins the group, and has no memory to receive anything with
-print("joining", flush=True)
-sys.stdin.readline()
-try:
-    next(receiver.fetch(manifest, deadline=10))
-finally:
-    import os
-    os._exit(1)
+receiver = CollectiveReceiver({address!r}, bucket_bytes=50_000, seconds=5, window=4)
+receiver.manifest(1, deadline=10)
+print("joins", flush=True)
+receiver._group(1, 10)
+os.kill(os.getpid(), 9)
 """
 
 
+class Publisher(CollectivePublisher):
+    """Closes a round when it has ``members``, and keeps how many engines each round had."""
+
+    members = 1
+
+    def __init__(self, directory: Path) -> None:
+        self.rounds: list[int] = []
+        meeting = Meeting(f"{directory}/groups", serve=True, seconds=5)
+        super().__init__(ipc_address(str(directory), "w"), meeting, bucket_bytes=50_000)
+
+    def _gather(self) -> None:
+        self._changed.wait_for(lambda: self._ended or len(self._open[0].ranks) == self.members)
+
+    def _send(self, closed: Round) -> None:
+        self.rounds.append(len(closed.ranks))
+        super()._send(closed)
+
+
 @pytest.fixture
-def publisher(tmp_path: Path) -> Iterator[CollectivePublisher]:
+def publisher(tmp_path: Path) -> Iterator[Publisher]:
     tmp_path.chmod(0o700)
-    meeting = Meeting(f"{tmp_path}/groups", serve=True, seconds=5)
-    publisher = CollectivePublisher(ipc_address(str(tmp_path), "w"), meeting, bucket_bytes=50_000)
+    publisher = Publisher(tmp_path)
     yield publisher
     publisher.close()
     publisher.close()
 
 
-def receiver_of(publisher: CollectivePublisher) -> CollectiveReceiver:
+def receiver_of(publisher: Publisher) -> CollectiveReceiver:
     return CollectiveReceiver(publisher.address(), bucket_bytes=50_000, seconds=5, window=4)
 
 
 @pytest.fixture
-def receivers(publisher: CollectivePublisher) -> Iterator[list[CollectiveReceiver]]:
+def receivers(publisher: Publisher) -> Iterator[list[CollectiveReceiver]]:
     receivers = [receiver_of(publisher) for _ in range(3)]
     yield receivers
     for receiver in receivers:
@@ -115,69 +126,56 @@ def test_selecting_it_imports_no_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
+def fetch_at_once(receivers: Sequence[WeightReceiver], version: int) -> list[dict[str, Array]]:
+    with ThreadPoolExecutor(len(receivers)) as pool:
+        return list(pool.map(fetch, receivers, [version] * len(receivers)))
+
+
 def test_engines_that_want_a_version_at_once_are_one_group(
-    publisher: CollectivePublisher, receivers: list[CollectiveReceiver], caplog: pytest.LogCaptureFixture
+    publisher: Publisher, receivers: list[CollectiveReceiver], caplog: pytest.LogCaptureFixture
 ) -> None:
+    publisher.members = 3
     publisher.publish(1, Source(many(1)))
-    manifests = [receiver.manifest(1, deadline=10) for receiver in receivers]
-    sizes = []
-    send = publisher._send
-    publisher._send = lambda closed: (sizes.append(len(closed.ranks)), send(closed))[1]  # type: ignore[method-assign]
-    with ThreadPoolExecutor(3) as pool:
-        fetched = list(pool.map(lambda r, m: dict(r.fetch(m, deadline=10)), receivers, manifests))
-    assert all(equal(tensors, many(1)) for tensors in fetched)
-    assert sum(sizes) == 3
+    assert all(equal(tensors, many(1)) for tensors in fetch_at_once(receivers, 1))
+    assert publisher.rounds == [3]
     assert caplog.records == [], "no round broke"
 
 
-def test_engines_join_and_leave_from_version_to_version(
-    publisher: CollectivePublisher, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_engines_join_and_leave_from_version_to_version(publisher: Publisher, caplog: pytest.LogCaptureFixture) -> None:
     receivers: list[WeightReceiver] = []
     for version in range(4):
         publisher.publish(version, Source(many(version)))
         receivers.append(receiver_of(publisher))
         if version == 2:
             receivers.pop(0).close()
-        with ThreadPoolExecutor(len(receivers)) as pool:
-            fetched = list(pool.map(fetch, receivers, [version] * len(receivers)))
-        assert all(equal(tensors, many(version)) for tensors in fetched)
+        publisher.members = len(receivers)
+        assert all(equal(tensors, many(version)) for tensors in fetch_at_once(receivers, version))
+    assert publisher.rounds == [1, 2, 2, 3]
     assert caplog.records == [], "no round broke"
     for receiver in receivers:
         receiver.close()
 
 
 def test_a_member_that_dies_in_its_group_costs_the_others_no_weights(
-    publisher: CollectivePublisher, receivers: list[CollectiveReceiver], caplog: pytest.LogCaptureFixture
+    publisher: Publisher, receivers: list[CollectiveReceiver]
 ) -> None:
+    publisher.members = 2
     publisher.publish(1, Source(many(1)))
-    manifest = receivers[0].manifest(1, deadline=10)
-    closed: list[int] = []
-    gather = publisher._meeting.close_round
-
-    def wait_for_both(key: str, world: int) -> None:
-        closed.append(world)
-        gather(key, world)
-
-    publisher._meeting.close_round = wait_for_both  # type: ignore[method-assign]
     with other_process(MEMBER.format(address=publisher.address())) as (process, said):
-        assert said == "joining"
-        assert process.stdin is not None
-        with publisher._changed:  # the round stays open until the other one has joined, too
-            process.stdin.write("\n")
-            process.stdin.flush()
-        with caplog.at_level(logging.WARNING):
-            process.wait()
-            assert equal(dict(receivers[0].fetch(manifest, deadline=10)), many(1))
+        assert said == "joins"
+        assert equal(fetch(receivers[0], 1), many(1))
+        assert process.wait() == -9
+    assert publisher.rounds == [2]
+    publisher.members = 1
     assert equal(fetch(receivers[1], 1), many(1))
+    assert publisher.rounds == [2, 1]
 
 
 def test_a_tensor_that_arrives_damaged_is_asked_for_again(
-    publisher: CollectivePublisher, receivers: list[CollectiveReceiver], monkeypatch: pytest.MonkeyPatch
+    publisher: Publisher, receivers: list[CollectiveReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher.publish(1, Source(many(1)))
     manifest = receivers[0].manifest(1, deadline=10)
-    take = receivers[0]._buffers.take
 
     class Damaged:
         """A group from which nothing arrives."""
@@ -191,11 +189,10 @@ def test_a_tensor_that_arrives_damaged_is_asked_for_again(
 
     monkeypatch.setattr(receivers[0], "_group", lambda *_: Damaged())
     assert equal(dict(receivers[0].fetch(manifest, deadline=10)), many(1))
-    assert take(5) is not None
 
 
 def test_a_group_that_cannot_be_had_is_done_without(
-    publisher: CollectivePublisher, receivers: list[CollectiveReceiver], monkeypatch: pytest.MonkeyPatch
+    publisher: Publisher, receivers: list[CollectiveReceiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher.publish(1, Source(many(1)))
     manifest = receivers[0].manifest(1, deadline=10)
@@ -208,7 +205,7 @@ def test_a_group_that_cannot_be_had_is_done_without(
 
 
 def test_a_version_that_is_not_served_is_refused_by_name(
-    publisher: CollectivePublisher, receivers: list[CollectiveReceiver]
+    publisher: Publisher, receivers: list[CollectiveReceiver]
 ) -> None:
     publisher.publish(1, Source(many(1)))
     manifest = receivers[0].manifest(1, deadline=10)

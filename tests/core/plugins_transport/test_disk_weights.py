@@ -224,7 +224,7 @@ def test_versions_of_a_killed_trainer_can_be_read_until_the_next_one_removes_the
     assert fetch(receiver, 1)["w"][999] == 999
     DiskPublisher(str(tmp_path), full_every=1).close()
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(DeadlineError, match="no version 1 at .* whether this machine has the folder|no version 1 at"):
+    with pytest.raises(DeadlineError, match="whether this machine has the folder"):
         receiver.manifest(1, deadline=0.1)
 
 
