@@ -71,13 +71,15 @@ class _Checker:
         """Per phase; None where the algorithm is in error."""
 
     def run(self) -> None:
-        self.errors += check_network(self.job)
+        unreachable = check_network(self.job)
+        self.errors += unreachable
         self.errors += check_room(self.job)
         for finding in check_model(self.job, self.plugins):
             (self.errors if finding.severity == "error" else self.warnings).append(finding.error)
         self._rollout_capabilities()
         self._quantization()
-        self._transport()
+        if not unreachable:
+            self._transport()
         for index, phase in enumerate(self.job.phases):
             self._batch(index, phase)
             self._algorithm(index, phase)

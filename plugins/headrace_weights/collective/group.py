@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from headrace.contract import Array, TensorInfo, WeightManifest
 from headrace_weights.tensors import places
+
+dist: Any = importlib.import_module("torch.distributed")  # whose stubs lack most of what is used here
 
 _SMALL = 1 << 20
 """Bytes of a tensor from which on it is sent by itself, without a copy."""
@@ -43,7 +45,7 @@ class Meeting:
         """As a member of it. RuntimeError when the others do not come in time."""
         store = dist.PrefixStore(key, self._store)
         store.wait([_WORLD], self._timeout)
-        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the stubs lack it
+        options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
         options._timeout = self._timeout
         options._threads = _THREADS

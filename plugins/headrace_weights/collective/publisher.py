@@ -45,6 +45,8 @@ class CollectivePublisher(ZmqPublisher):
         self._open: deque[Round] = deque()
         self._changed = threading.Condition()
         self._ended = False
+        self._joined: deque[tuple[int, int]] = deque([(-1, 0)], maxlen=2)
+        """The last two versions that were sent, and how many engines had them."""
         super().__init__(address, keys=keys)
         self._sender = threading.Thread(target=self._send_rounds, name="weight-groups", daemon=True)
         self._sender.start()
@@ -74,6 +76,7 @@ class CollectivePublisher(ZmqPublisher):
                 if self._ended:
                     return
                 closed = self._open.popleft()
+                self._count(closed)
             try:
                 self._meeting.close_round(closed.key, len(closed.ranks) + 1)
                 self._send(closed)
@@ -81,8 +84,21 @@ class CollectivePublisher(ZmqPublisher):
                 logger.warning("%s: a round of %d engines broke: %s", self._address, len(closed.ranks), error)
 
     def _gather(self) -> None:
-        """Let others into the round that is closed next. Called, and returns, with the lock held."""
-        self._changed.wait_for(lambda: self._ended, timeout=_GATHER_SECONDS)
+        """Let others into the round that is closed next: not for long, and no longer than until as many are there as
+        had the version before. Called, and returns, with the lock held."""
+        self._changed.wait_for(lambda: self._ended or self._complete(self._open[0]), timeout=_GATHER_SECONDS)
+
+    def _complete(self, gathering: Round) -> bool:
+        number = gathering.version.manifest.version
+        had = next((count for version, count in reversed(self._joined) if version != number), 0)
+        already = sum(count for version, count in self._joined if version == number)
+        return bool(had) and len(gathering.ranks) + already >= had
+
+    def _count(self, closed: Round) -> None:
+        number, count = closed.version.manifest.version, len(closed.ranks)
+        if self._joined[-1][0] == number:
+            count += self._joined.pop()[1]
+        self._joined.append((number, count))
 
     def _send(self, closed: Round) -> None:
         version = closed.version

@@ -6,6 +6,7 @@ what it read may still have it mapped: such a segment is never written to again,
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections import Counter
 from collections.abc import Hashable, Iterator
@@ -20,7 +21,7 @@ from headrace.errors import RunError
 from headrace.wire import array_bytes
 from headrace_weights.tensors import aligned
 
-_COPIED = 1 << 18
+_COPIED = 1 << 20
 """Bytes that are copied and summed at a time: they are still in the processor's cache for the second."""
 
 
@@ -33,32 +34,49 @@ class Segment:
     readable: int
     """The same file, for those who must not write to it."""
     nbytes: int = 0
+    mapped: memoryview = field(default_factory=lambda: memoryview(b""))
+    """Of as much as there was when it was last mapped, to be written to."""
     readers: Counter[Hashable] = field(default_factory=Counter)
     retired: bool = False
     abandoned: bool = False
     """A reader is gone that had not released it."""
 
     def append(self, name: str, tensor: Array) -> TensorInfo:
-        """Copy one tensor behind the others. RunError when there is no memory for it.
-
-        Written and not mapped: the first write to a page of a mapping costs several times the copy.
-        """
+        """Copy one tensor behind the others. RunError when there is no memory for it."""
         data = array_bytes(tensor if tensor.flags.c_contiguous else tensor.copy(order="C"))
         self.nbytes = at = aligned(self.nbytes)
         checksum = xxhash.xxh3_128()
         for start in range(0, len(data), _COPIED):
             part = data[start : start + _COPIED]
             checksum.update(part)
-            at = _write(self.file, part, at)
+            at = self._write(part, at)
         self.nbytes = at
         return TensorInfo(name=name, dtype=tensor.dtype.name, shape=tuple(tensor.shape), checksum=checksum.hexdigest())
 
+    def map(self) -> None:
+        """Its pages are there, from the version before: into a mapping of them the copy is fastest. The first write to
+        a page that is not there costs several times the copy, through a mapping more than through the file."""
+        size = os.fstat(self.file).st_size
+        if size > len(self.mapped):
+            self.mapped = memoryview(mmap.mmap(self.file, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE))
+
+    def _write(self, data: memoryview, at: int) -> int:
+        """Where the data ends."""
+        end = at + len(data)
+        if end > len(self.mapped):
+            return _write(self.file, data, at)
+        self.mapped[at:end] = data
+        return end
+
     def finish(self) -> None:
         """All tensors are there; it may have been longer for another version."""
-        os.ftruncate(self.file, self.nbytes)
+        if self.nbytes < os.fstat(self.file).st_size:
+            self.mapped = memoryview(b"")
+            os.ftruncate(self.file, self.nbytes)
 
     def close(self) -> None:
         """The memory is free when its last reader is gone."""
+        self.mapped = memoryview(b"")
         os.close(self.file)
         os.close(self.readable)
 
@@ -85,6 +103,8 @@ class Segments:
                 file = os.memfd_create("headrace-weights", os.MFD_CLOEXEC)
                 segment = Segment(next(self._numbers), file, _readable(file))
             self._all[segment.number] = segment
+        else:
+            segment.map()
         segment.nbytes, segment.retired = 0, False
         return segment
 
