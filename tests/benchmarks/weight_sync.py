@@ -11,9 +11,10 @@ Rates are MB of one version per second:
     fetch     from the word to fetch until the last receiver has every tensor and has verified its checksum
     together  both, one after the other
 
-A bare channel publishes nothing, verifies nothing, and fills the same memory again: ``memcpy`` within one process,
-``socket`` with a thread per receiver, ``gloo`` by a broadcast of 8 MB buckets. ``*_to_BARE`` are medians of the rounds'
-ratios. Every transport hands arrays out that are then dropped; what an engine does with them is not measured.
+A bare channel verifies nothing and fills the same memory again: ``memcpy`` within one process, ``socket`` with a thread
+per receiver, ``gloo`` by a broadcast of 8 MB buckets, ``file`` by one that is written and then read. ``KIND_to_BARE``
+are medians of the rounds' ratios; what a bare channel does not publish is compared with all that it does. Every
+transport hands arrays out that are then dropped; what an engine does with them is not measured.
 
 ``--delta``: how small the files of the transport ``disk`` are, for versions of a short run of the demo.
 """
@@ -34,14 +35,16 @@ import kept_weights
 import numpy as np
 from demo import demo_job, progress, run_job
 from timing import median_ratio
-from weight_sync_side import BUCKET, Gloo, Layers, Receivers, Sockets
+from weight_sync_side import BUCKET, Files, Gloo, Layers, Receivers, Sockets
 
 from headrace.contract import TransportContext, WeightTransport
 from headrace.registry import load
 
 TRANSPORTS = ("shared_memory", "zmq", "collective", "disk")
-BARE = {"shared_memory": "memcpy", "zmq": "socket", "collective": "gloo", "disk": "memcpy"}
+BARE = {"shared_memory": "memcpy", "zmq": "socket", "collective": "gloo", "disk": "file"}
 """Transport → the bare channel that its limit is."""
+SETTINGS: Mapping[str, Mapping[str, Any]] = {"disk": {"full_every": 1}}
+"""Every version whole: what differs between versions is measured by itself."""
 
 Seconds = dict[str, float]
 
@@ -52,7 +55,9 @@ class Ours:
     def __init__(self, name: str, folder: Path, receivers: Receivers, source: Layers) -> None:
         cls = load("weight_transport", name)
         assert issubclass(cls, WeightTransport)
-        self._publisher = cls(cls.Settings()).publisher(TransportContext(directory=str(folder), name=name))
+        self._publisher = cls(cls.Settings(**SETTINGS.get(name, {}))).publisher(
+            TransportContext(directory=str(folder), name=name)
+        )
         self._name, self._receivers, self._source = name, receivers, source
         self._version = 0
         receivers.all(f"open {name} {self._publisher.address()}")
@@ -98,6 +103,7 @@ def measure(megabytes: int, count: int, *, names: list[str], rounds: int) -> dic
         sides["memcpy"] = Memcpy(source)
         sides["socket"] = Sockets(source, receivers, timed)
         sides["gloo"] = Gloo(source, receivers, timed)
+        sides["file"] = Files(source, receivers, timed)
         kept: dict[str, list[Seconds]] = {name: [] for name in sides}
         for _ in range(rounds + 1):
             for name, side in sides.items():
@@ -115,8 +121,8 @@ def rates(megabytes: float, kept: Mapping[str, list[Seconds]]) -> dict[str, Any]
         result[name] = {f"{kind}_mb_s": round(statistics.median(values)) for kind, values in columns.items()}
         if name in BARE:
             bare = BARE[name]
-            limit = [megabytes / seconds["fetch"] for seconds in kept[bare]]
             for kind in ("fetch", "together"):
+                limit = [megabytes / seconds.get(kind, seconds["fetch"]) for seconds in kept[bare]]
                 result[name][f"{kind}_to_{bare}"] = round(median_ratio(columns[kind], limit), 2)
     return result
 

@@ -3,7 +3,8 @@
     python tests/benchmarks/weight_sync_side.py RANK WORLD FOLDER NBYTES
 
 A receiver reads one command a line and answers ``done`` when it has done it. ``open NAME ADDRESS`` and ``fetch NAME
-VERSION`` are of a transport; ``socket`` and ``gloo`` bring the version's bytes over a channel that stays open.
+VERSION`` are of a transport; ``socket`` and ``gloo`` bring the version's bytes over a channel that stays open, and
+``file PATH`` reads them.
 """
 
 from __future__ import annotations
@@ -135,6 +136,25 @@ class Gloo:
         self._receivers.await_done()
 
 
+class Files:
+    """A new one for every version."""
+
+    def __init__(self, source: Layers, receivers: Receivers, timed: Callable[[Callable[[], object]], float]) -> None:
+        self._source, self._receivers, self._timed = source, receivers, timed
+        self._number = 0
+
+    def seconds(self) -> dict[str, float]:
+        self._number += 1
+        file = self._receivers.folder / f"{self._number}.bytes"
+        publish = self._timed(lambda: file.write_bytes(self._source.flat.data))
+        fetch = self._timed(lambda: self._receivers.all(f"file {file}"))
+        file.unlink()
+        return {"publish": publish, "fetch": fetch, "together": publish + fetch}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 def group(folder: Path, rank: int, world: int) -> Any:
     """Over the loopback interface, as ours is."""
     import torch.distributed as dist
@@ -186,6 +206,11 @@ class Side:
             self._bare.connect(str(self._folder / "bare"))
         elif command == "join":
             self._group = group(self._folder, self._rank, self._world)
+        elif command == "file":
+            with open(words[0], "rb", buffering=0) as file:
+                left = self._memory.data
+                while len(left):
+                    left = left[file.readinto(left) or 0 :]
         elif command == "socket":
             receive(self._bare, self._memory)
         else:

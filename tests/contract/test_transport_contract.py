@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from headrace.contract import (
     WeightSource,
     WeightTransport,
 )
+from headrace.registry import PluginSpec, build
 from headrace.testing import FakeWeightTransport
 from headrace.testing.suites import WeightTransportContract
 from headrace.testing.transport import FakeReceiver
@@ -84,6 +86,16 @@ class TestSharedMemoryTransport(WeightTransportContract):
         return Corrupting(SharedMemoryTransport.Settings())
 
 
+class TestDiskTransportInAFolderOfTheJob(WeightTransportContract):
+    @pytest.fixture
+    def plugin(self, tmp_path: Path) -> WeightTransport:
+        return DiskTransport(DiskTransport.Settings(path=str(tmp_path), full_every=3))
+
+    @pytest.fixture
+    def directory(self, tmp_path_factory: pytest.TempPathFactory) -> str:
+        return str(tmp_path_factory.mktemp("job"))
+
+
 class TestDiskTransport(WeightTransportContract):
     @pytest.fixture
     def plugin(self) -> WeightTransport:
@@ -126,6 +138,35 @@ class TestCollectiveTransport(WeightTransportContract):
                 return Publisher(ipc_address(context.directory, "weights"), meeting, bucket_bytes=1000)
 
         return Corrupting(CollectiveTransport.Settings(bucket_bytes=1000))
+
+
+class TestTransportOfTheGuide(WeightTransportContract):
+    @pytest.fixture
+    def plugin(self, tmp_path: Path) -> WeightTransport:
+        guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+        (text,) = re.findall(r"^```python\n# folder\.py\n(.*?)^```$", guide, re.DOTALL | re.MULTILINE)
+        (tmp_path / "folder.py").write_text(text)
+        made = build(PluginSpec(role="weight_transport", use="./folder.py:Folder", directory=str(tmp_path)))
+        assert isinstance(made, WeightTransport)
+        return made
+
+    @pytest.fixture
+    def corrupting(self, plugin: WeightTransport) -> WeightTransport:
+        class Damaging(type(plugin)):  # type: ignore[misc]  # the class is that of a file
+            def publisher(self, context: TransportContext) -> WeightPublisher:
+                publisher = super().publisher(context)
+                publish = publisher.publish
+
+                def damaged(version: int, source: WeightSource) -> WeightManifest:
+                    manifest = publish(version, source)
+                    file = Path(publisher.address()) / str(version) / "0"
+                    file.write_bytes(bytes(byte ^ 1 for byte in file.read_bytes()))
+                    return manifest
+
+                publisher.publish = damaged
+                return publisher
+
+        return Damaging(plugin.settings)
 
 
 class TestFakeWeightTransport(WeightTransportContract):

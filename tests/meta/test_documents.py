@@ -29,6 +29,7 @@ DOCUMENTS = (
     "docs/fsdp.md",
     "docs/quantization.md",
     "docs/vllm.md",
+    "docs/weights.md",
 )
 DEMO = ROOT / "examples" / "sort_symbols" / "job.toml"
 PHASE_TABLES = ("algorithm", "batch", "staleness", "trainer")

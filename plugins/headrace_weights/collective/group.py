@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -17,7 +18,8 @@ dist: Any = importlib.import_module("torch.distributed")  # whose stubs lack mos
 _SMALL = 1 << 20
 """Bytes of a tensor from which on it is sent by itself, without a copy."""
 _LOOPBACK = "127.0.0.1"
-_WORLD = "world"
+_GROUP = "group"
+_LOOK_SECONDS = 0.001
 _THREADS = 2
 """That carry one group's messages."""
 
@@ -37,25 +39,49 @@ class Meeting:
             self._store = dist.TCPStore(host, int(port), is_master=serve, wait_for_workers=False, timeout=self._timeout)
             self.address = f"{host}:{self._store.port}"
 
-    def close_round(self, key: str, world: int) -> None:
-        """Nobody joins the group ``key`` any more, which has ``world`` members."""
-        dist.PrefixStore(key, self._store).set(_WORLD, str(world))
+        self._group: Group | None = None
+
+    @property
+    def group_key(self) -> str:
+        """Of the group that this member was in last, and could be in again; empty: of none."""
+        return "" if self._group is None else self._group.key
+
+    def close_round(self, key: str, *, group_key: str, world: int) -> None:
+        """Nobody joins the round ``key`` any more: it is for the group ``group_key``, which is made in that round or
+        there already, and has ``world`` members."""
+        dist.PrefixStore(key, self._store).set(_GROUP, f"{group_key} {world}")
 
     def group(self, key: str, rank: int) -> Group:
-        """As a member of it. RuntimeError when the others do not come in time."""
+        """That of the round ``key``; ``rank``: for one that is made in it. RuntimeError when the others do not come in
+        time, or this member has left that group."""
         store = dist.PrefixStore(key, self._store)
-        store.wait([_WORLD], self._timeout)
+        end = time.monotonic() + self._timeout.total_seconds()
+        while not store.check([_GROUP]):  # waiting in the store is slow: it looks every ten milliseconds
+            if time.monotonic() > end:
+                raise RuntimeError("nobody closed the round")
+            time.sleep(_LOOK_SECONDS)
+        group_key, world = store.get(_GROUP).decode().split()
+        if self._group is not None and self._group.key == group_key:
+            return self._group
+        if group_key != key:
+            raise RuntimeError("this member has left the round's group")
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]
         options._timeout = self._timeout
         options._threads = _THREADS
-        return Group(dist.ProcessGroupGloo(store, rank, int(store.get(_WORLD)), options))
+        self._group = Group(key, dist.ProcessGroupGloo(store, rank, int(world), options))
+        return self._group
+
+    def leave(self) -> None:
+        """The group is broken, or of no use any more."""
+        self._group = None
 
 
 class Group:
-    """The trainer, rank 0, and engines, for one version."""
+    """The trainer, rank 0, and engines."""
 
-    def __init__(self, members: Any) -> None:
+    def __init__(self, key: str, members: Any) -> None:
+        self.key = key
         self._members = members
 
     def send(self, data: Array) -> Any:

@@ -45,6 +45,8 @@ class CollectivePublisher(ZmqPublisher):
         self._open: deque[Round] = deque()
         self._changed = threading.Condition()
         self._ended = False
+        self._members: frozenset[str] = frozenset()
+        """Of the last group."""
         self._joined: deque[tuple[int, int]] = deque([(-1, 0)], maxlen=2)
         """The last two versions that were sent, and how many engines had them."""
         super().__init__(address, keys=keys)
@@ -78,9 +80,9 @@ class CollectivePublisher(ZmqPublisher):
                 closed = self._open.popleft()
                 self._count(closed)
             try:
-                self._meeting.close_round(closed.key, len(closed.ranks) + 1)
                 self._send(closed)
             except RuntimeError as error:  # a member is gone: the others notice, and ask for what they lack
+                self._meeting.leave()
                 logger.warning("%s: a round of %d engines broke: %s", self._address, len(closed.ranks), error)
 
     def _gather(self) -> None:
@@ -101,8 +103,10 @@ class CollectivePublisher(ZmqPublisher):
         self._joined.append((number, count))
 
     def _send(self, closed: Round) -> None:
-        version = closed.version
-        group = self._meeting.group(closed.key, 0)
+        version, members = closed.version, frozenset(closed.ranks)
+        known = self._meeting.group_key if members == self._members else ""
+        self._meeting.close_round(closed.key, group_key=known or closed.key, world=len(members) + 1)
+        group, self._members = self._meeting.group(closed.key, 0), members
         starts = [start for _, start, _ in places(version.manifest)]
         sent: list[tuple[Any, Array]] = []
         for begin, end, tensors in parcels(version.manifest, self._bucket_bytes):

@@ -38,7 +38,8 @@ class CollectiveReceiver(ZmqReceiver):
         self._bucket_bytes = bucket_bytes
         self._seconds = seconds
         self._buffers = Buffers(_SPARE_BYTES)
-        self._meetings: dict[str, Meeting] = {}
+        self._name = secrets.token_hex(8)
+        self._meeting: Meeting | None = None
 
     def fetch(self, manifest: WeightManifest, *, deadline: float) -> Iterator[tuple[str, Array]]:
         given = 0
@@ -51,14 +52,25 @@ class CollectiveReceiver(ZmqReceiver):
             raise
         except (RuntimeError, WireError) as error:
             logger.warning("%s: a round broke, asking for the rest: %s", self._address, error)
+            self._leave()
         for number, item in enumerate(super().fetch(manifest, deadline=deadline)):
             if number >= given:
                 yield item
 
+    def close(self) -> None:
+        self._leave()
+        super().close()
+
+    def _leave(self) -> None:
+        """Whoever has left a group joins the next one under another name: nobody waits for it in that one."""
+        self._name = secrets.token_hex(8)
+        if self._meeting is not None:
+            self._meeting.leave()
+
     def _by_group(self, manifest: WeightManifest, deadline: float) -> Iterator[tuple[str, Array]]:
         """RuntimeError when a member is gone, WireError for a tensor that arrived damaged."""
         group = self._group(manifest.version, deadline)
-        *_, (_, _, nbytes) = [(None, 0, 0), *places(manifest)]
+        nbytes = max((stop for _, _, stop in places(manifest)), default=0)
         data = self._buffers.take(nbytes)
         coming: deque[tuple[int, Any]] = deque(
             (begin, group.send(data[begin:end])) for begin, end, _ in parcels(manifest, self._bucket_bytes)
@@ -75,12 +87,11 @@ class CollectiveReceiver(ZmqReceiver):
                     work.wait()
 
     def _group(self, version: int, deadline: float) -> Group:
-        question = AskRound(next(self._ids), version, secrets.token_hex(8))
+        question = AskRound(next(self._ids), version, self._name)
         self._ask(question)
         answer = self._await({question.id: question}, deadline, f"a group for version {version}")
         if not isinstance(answer, GiveRound):
             raise WireError(f"{self._address} gave something else where a group was asked for")
-        meeting = self._meetings.get(answer.store)
-        if meeting is None:
-            meeting = self._meetings[answer.store] = Meeting(answer.store, serve=False, seconds=self._seconds)
-        return meeting.group(answer.key, answer.rank)
+        if self._meeting is None or self._meeting.address != answer.store:
+            self._meeting = Meeting(answer.store, serve=False, seconds=self._seconds)
+        return self._meeting.group(answer.key, answer.rank)

@@ -69,9 +69,12 @@ class Segment:
         return end
 
     def finish(self) -> None:
-        """All tensors are there; it may have been longer for another version."""
-        if self.nbytes < os.fstat(self.file).st_size:
-            self.mapped = memoryview(b"")
+        """All tensors are there. It may have been longer for another version, and is longer than what was written when
+        the last tensors are empty."""
+        size = os.fstat(self.file).st_size
+        if self.nbytes < size:
+            self.mapped = memoryview(b"")  # whose end is no memory any more
+        if self.nbytes != size:
             os.ftruncate(self.file, self.nbytes)
 
     def close(self) -> None:

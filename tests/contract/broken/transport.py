@@ -14,6 +14,7 @@ import pytest
 
 from headrace.contract import (
     Array,
+    TransportCapabilities,
     TransportContext,
     WeightManifest,
     WeightPublisher,
@@ -194,3 +195,32 @@ class TestClosesOnce(Broken):
             if not self._folder.exists():
                 raise WireError("closed already")
             super().close()
+
+
+class TestLooksInItsOwnFolder(Broken):
+    breaks = "test_what_reaches_other_machines_needs_no_shared_folder"
+
+    @pytest.fixture
+    def plugin(self) -> WeightTransport:
+        class Near(FakeWeightTransport):
+            @classmethod
+            def capabilities(cls, settings: Any) -> TransportCapabilities:
+                return TransportCapabilities(across_machines=True)
+
+            def receiver(self, context: TransportContext, address: str) -> WeightReceiver:
+                return FakeReceiver(Path(context.directory) / Path(address).name, self.settings)
+
+        return Near(FakeWeightTransport.Settings())
+
+
+class TestCountsNoCopies(Broken):
+    breaks = "test_copies_are_counted"
+
+    @pytest.fixture
+    def plugin(self) -> WeightTransport:
+        class Free(FakeWeightTransport):
+            @classmethod
+            def capabilities(cls, settings: Any) -> TransportCapabilities:
+                return TransportCapabilities(copies=0)
+
+        return Free(FakeWeightTransport.Settings())

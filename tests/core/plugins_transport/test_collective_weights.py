@@ -37,9 +37,10 @@ class Publisher(CollectivePublisher):
 
     members = 1
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, seconds: float = 5) -> None:
+        directory.chmod(0o700)
         self.rounds: list[int] = []
-        meeting = Meeting(f"{directory}/groups", serve=True, seconds=5)
+        meeting = Meeting(f"{directory}/groups", serve=True, seconds=seconds)
         super().__init__(ipc_address(str(directory), "w"), meeting, bucket_bytes=50_000)
 
     def _gather(self) -> None:
@@ -52,15 +53,14 @@ class Publisher(CollectivePublisher):
 
 @pytest.fixture
 def publisher(tmp_path: Path) -> Iterator[Publisher]:
-    tmp_path.chmod(0o700)
     publisher = Publisher(tmp_path)
     yield publisher
     publisher.close()
     publisher.close()
 
 
-def receiver_of(publisher: Publisher) -> CollectiveReceiver:
-    return CollectiveReceiver(publisher.address(), bucket_bytes=50_000, seconds=5, window=4)
+def receiver_of(publisher: Publisher, *, seconds: float = 5) -> CollectiveReceiver:
+    return CollectiveReceiver(publisher.address(), bucket_bytes=50_000, seconds=seconds, window=4)
 
 
 @pytest.fixture
@@ -141,6 +141,34 @@ def test_engines_that_want_a_version_at_once_are_one_group(
     assert caplog.records == [], "no round broke"
 
 
+def test_engines_that_stay_keep_their_group(publisher: Publisher, receivers: list[CollectiveReceiver]) -> None:
+    publisher.members = 3
+    keys = set()
+    for version in range(3):
+        publisher.publish(version, Source(many(version)))
+        assert all(equal(tensors, many(version)) for tensors in fetch_at_once(receivers, version))
+        keys.add(publisher._meeting.group_key)
+    assert len(keys) == 1
+
+
+def test_a_round_waits_for_no_more_engines_than_had_the_version_before(tmp_path: Path) -> None:
+    waited: list[bool] = []
+
+    class Waiting(Publisher):
+        def _gather(self) -> None:
+            if not self._ended:
+                waited.append(self._complete(self._open[0]))
+
+    publisher = Waiting(tmp_path)
+    receiver = receiver_of(publisher)
+    for version in range(3):
+        publisher.publish(version, Source(many(version)))
+        assert equal(fetch(receiver, version), many(version))
+    assert waited == [False, True, True], "of the first version nobody knows how many want it"
+    receiver.close()
+    publisher.close()
+
+
 def test_engines_join_and_leave_from_version_to_version(publisher: Publisher, caplog: pytest.LogCaptureFixture) -> None:
     receivers: list[WeightReceiver] = []
     for version in range(4):
@@ -156,19 +184,21 @@ def test_engines_join_and_leave_from_version_to_version(publisher: Publisher, ca
         receiver.close()
 
 
-def test_a_member_that_dies_in_its_group_costs_the_others_no_weights(
-    publisher: Publisher, receivers: list[CollectiveReceiver]
-) -> None:
+def test_a_member_that_dies_in_its_group_costs_the_others_no_weights(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path, seconds=1)
     publisher.members = 2
     publisher.publish(1, Source(many(1)))
+    survivor, late = (receiver_of(publisher, seconds=1) for _ in range(2))
     with other_process(MEMBER.format(address=publisher.address())) as (process, said):
         assert said == "joins"
-        assert equal(fetch(receivers[0], 1), many(1))
+        assert equal(fetch(survivor, 1), many(1))
         assert process.wait() == -9
     assert publisher.rounds == [2]
     publisher.members = 1
-    assert equal(fetch(receivers[1], 1), many(1))
+    assert equal(fetch(late, 1), many(1))
     assert publisher.rounds == [2, 1]
+    for side in (survivor, late, publisher):
+        side.close()
 
 
 def test_a_tensor_that_arrives_damaged_is_asked_for_again(

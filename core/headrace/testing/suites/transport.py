@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -33,7 +33,7 @@ from headrace.contract import (
 from headrace.errors import ContractError, DeadlineError, WireError
 from headrace.testing.suites.plugin import PluginContract
 from headrace.testing.suites.rules import check, override, raises, rule
-from headrace.wire import manifest_digest, tensor_info
+from headrace.wire import Keys, manifest_digest, tensor_info
 
 Tensors = Mapping[str, Array]
 
@@ -223,6 +223,24 @@ class WeightTransportContract(PluginContract):
             except WireError:
                 return
         _check_equal(fetched, weights(1))
+
+    @rule("A transport that reaches other machines needs no folder that both sides have, only the publisher's host.")
+    def test_what_reaches_other_machines_needs_no_shared_folder(self, plugin: WeightTransport) -> None:
+        if not type(plugin).capabilities(plugin.settings).across_machines:
+            pytest.skip("it declares that it reaches one machine")
+        keys = Keys.generate().to_dict()
+        with tempfile.TemporaryDirectory() as here, tempfile.TemporaryDirectory() as there:
+            context = TransportContext(directory=here, name="trainer", host="127.0.0.1", keys=keys)
+            with closing(plugin.publisher(context)) as publisher:
+                publisher.publish(1, Source(weights(1)))
+                context = TransportContext(directory=there, name="rollout-0", host="127.0.0.1", keys=keys)
+                with closing(plugin.receiver(context, publisher.address())) as receiver:
+                    self._arrives(receiver, 1, weights(1))
+
+    @rule("The declared number of copies is at least 1, or None.")
+    def test_copies_are_counted(self, plugin: WeightTransport) -> None:
+        copies = type(plugin).capabilities(plugin.settings).copies
+        check(copies is None or copies >= 1, f"copies is {copies}")
 
     @rule("`close` of either side may be called twice.")
     def test_close_may_be_called_twice(self, plugin: WeightTransport) -> None:
