@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -80,22 +82,21 @@ class DiskPublisher(WeightPublisher):
         if version in self._served:
             raise published_before(version)
         full = self._base is None or self._since_full + 1 >= self._full_every
-        try:
+        with self._writing(f"version {version}"):
             manifest = self._write(version, source, "full" if full else "delta")
-            self._write_index()
-        except OSError as error:
-            self._served.pop(version, None)
-            raise RunError(
-                f"version {version} cannot be written to {self._home}: {error.strerror}",
-                fix="free space there, or name another folder with weights.path",
-            ) from error
+            try:
+                self._write_index()
+            except OSError:  # told by the context
+                del self._served[version]
+                raise
         return manifest
 
     def retire(self, version: int) -> None:
         gone = self._served.pop(version, None)
         if gone is None:
             return
-        self._write_index()
+        with self._writing("the index"):
+            self._write_index()
         needed = {name for served in self._served.values() for name in (served.file, served.base)}
         if self._base is not None:
             needed.add(self._base.name)  # what comes next differs from it
@@ -140,6 +141,17 @@ class DiskPublisher(WeightPublisher):
         if base is None:
             self._rebase(path, manifest)
         return manifest
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        """What the disk refuses becomes a RunError."""
+        try:
+            yield
+        except OSError as error:
+            raise RunError(
+                f"{what} cannot be written to {self._home}: {error.strerror}",
+                fix="free space there, or name another folder with weights.path",
+            ) from error
 
     def _rebase(self, path: Path, manifest: WeightManifest) -> None:
         old, self._base, self._since_full = self._base, _Base(path, manifest), 0

@@ -10,7 +10,7 @@ import mmap
 import os
 from collections import Counter
 from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -57,7 +57,9 @@ class Segment:
         """Its pages are there, from the version before: into a mapping of them the copy is fastest. The first write to
         a page that is not there costs several times the copy, through a mapping more than through the file."""
         size = os.fstat(self.file).st_size
-        if size > len(self.mapped):
+        if size <= len(self.mapped):
+            return
+        with suppress(OSError):  # then it is written to as the file that it is
             self.mapped = memoryview(mmap.mmap(self.file, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE))
 
     def _write(self, data: memoryview, at: int) -> int:
