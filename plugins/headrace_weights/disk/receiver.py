@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -35,19 +35,15 @@ class DiskReceiver(WeightReceiver):
         self._buffers = Buffers(_SPARE_BYTES)
 
     def manifest(self, version: int, *, deadline: float) -> WeightManifest:
-        with closing(self._open(version, deadline)[0]) as file:
+        with self._opened(version, deadline) as (own, _):
             try:
-                found = msgspec.json.decode(file.metadata[MANIFEST], type=WeightManifest)
+                found = msgspec.json.decode(own.metadata[MANIFEST], type=WeightManifest)
             except (KeyError, msgspec.DecodeError) as error:
-                raise WireError(f"{file.path} has no manifest that can be read: {error}") from error
+                raise WireError(f"{own.path} has no manifest that can be read: {error}") from error
         return checked_manifest(found, version, str(self._home))
 
     def fetch(self, manifest: WeightManifest, *, deadline: float) -> Iterator[tuple[str, Array]]:
-        with ExitStack() as stack:
-            own, base = self._open(manifest.version, deadline)
-            stack.enter_context(closing(own))
-            if base is not None:
-                stack.enter_context(closing(base))
+        with self._opened(manifest.version, deadline) as (own, base):
             for number, info in enumerate(manifest.tensors):
                 yield info.name, self._tensor(number, info, own, base)
 
@@ -76,8 +72,18 @@ class DiskReceiver(WeightReceiver):
                     file.forget()
         raise AssertionError("the last read returns or raises")
 
-    def _open(self, version: int, deadline: float) -> tuple[FileReader, FileReader | None]:
+    @contextmanager
+    def _opened(self, version: int, deadline: float) -> Iterator[tuple[FileReader, FileReader | None]]:
         """The version's file, and the one that it differs from where there is one."""
+        own, base = self._open(version, deadline)
+        try:
+            yield own, base
+        finally:
+            own.close()
+            if base is not None:
+                base.close()
+
+    def _open(self, version: int, deadline: float) -> tuple[FileReader, FileReader | None]:
         end = time.monotonic() + deadline
         while True:
             try:

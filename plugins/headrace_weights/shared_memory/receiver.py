@@ -147,7 +147,12 @@ class SharedMemoryReceiver(WeightReceiver):
         data, files, _, _ = socket.recv_fds(self._connection, MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
         if not data:
             raise ConnectionResetError
-        return decode_answer(data), files[0] if files else -1
+        try:
+            return decode_answer(data), files[0] if files else -1
+        except msgspec.DecodeError as error:
+            for file in files:
+                os.close(file)
+            raise WireError(f"{self._address} gave an answer that cannot be read: {error}") from error
 
     def _connect(self) -> socket.socket:
         if self._connection is None:

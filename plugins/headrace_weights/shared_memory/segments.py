@@ -188,5 +188,6 @@ def _room() -> Iterator[None]:
     except OSError as error:
         raise RunError(
             f"weights find no room in shared memory: {error.strerror}",
-            fix="give the machine more memory or open files, or keep fewer versions alive at a time",
+            fix="give the machine more memory or open files, keep fewer versions alive at a time, or set "
+            'weights.use = "zmq"',
         ) from error

@@ -237,6 +237,19 @@ def test_another_host_s_trainer_is_nobody_s_to_remove(tmp_path: Path, monkeypatc
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_what_is_opened_is_closed(publisher: DiskPublisher) -> None:
+    receiver = DiskReceiver(publisher.address())
+    for version in range(3):
+        publisher.publish(version, Source(weights(version)))
+    before = len(os.listdir("/proc/self/fd"))
+    for version in range(3):
+        fetch(receiver, version)
+        next(receiver.fetch(receiver.manifest(version, deadline=5), deadline=5))
+        with pytest.raises(WireError):
+            receiver.manifest(77, deadline=5)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_source_that_fails_leaves_no_file(publisher: DiskPublisher) -> None:
     class Failing(Source):
         def tensors(self) -> Iterator[tuple[str, Array]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -260,3 +261,19 @@ def test_nonsense_from_a_peer_costs_it_its_connection_and_nobody_else_s(
     assert stranger.recv(100) == b""
     stranger.close()
     assert equal(fetch(receiver, 1), weights(1))
+
+
+def test_nonsense_from_a_publisher_is_a_wire_error(tmp_path: Path) -> None:
+    path = str(tmp_path / "w.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(path)
+        listening.listen()
+        receiver = SharedMemoryReceiver(f"shm://{host.this_host()}{path}")
+        connection = receiver._connect()
+        other, _ = listening.accept()
+        other.send(b"nonsense")
+        with pytest.raises(WireError, match="an answer that cannot be read"):
+            receiver.manifest(1, deadline=5)
+        assert connection.fileno() >= 0
+        other.close()
+        receiver.close()
