@@ -116,7 +116,7 @@ def test_help_tells_the_exit_statuses(command: list[str], capsys: pytest.Capture
     with pytest.raises(SystemExit):
         main([*command, "--help"])
     told = " ".join(capsys.readouterr().out.split())
-    assert "0 done; 1 a run or an audit failed; 2 " in told
+    assert "0 done; 1 a run or an audit failed, or an engine does not work; 2 " in told
     assert "3 an audit found nothing wrong, in the log of a run that has not ended; 130 interrupted" in told
 
 
