@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from headrace_torch.training import TorchTrainingSettings
+from headrace_torch.training_settings import CommonTrainingSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FsdpTrainingSettings(TorchTrainingSettings):
+class FsdpTrainingSettings(CommonTrainingSettings):
     """How to train, and on how many ranks. With ``device = "cuda"`` every rank has a GPU of its own."""
 
     ranks: int = 1
@@ -22,7 +22,7 @@ class FsdpTrainingSettings(TorchTrainingSettings):
     """Seconds that one rank waits for another before the engine ends."""
 
     def __post_init__(self) -> None:
-        TorchTrainingSettings.__post_init__(self)  # not super(): a class with slots is made anew
+        CommonTrainingSettings.__post_init__(self)  # not super(): a class with slots is made anew
         if self.ranks < 1:
             raise ValueError(f"ranks must be at least 1, got {self.ranks}")
         if not 0 < self.rank_deadline < math.inf:

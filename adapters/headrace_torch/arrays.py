@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 from headrace.contract.columns import Array
@@ -25,3 +26,8 @@ def as_tensor(array: Array) -> Tensor:
     if array.dtype.name == "float8_e4m3fn":
         return torch.from_numpy(array.view(np.uint8)).view(torch.float8_e4m3fn)
     return torch.from_numpy(array)
+
+
+def checksum(array: Array) -> str:
+    """xxh3-128 of the bytes in C order, hexadecimal (:class:`~headrace.contract.weights.TensorInfo`)."""
+    return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

@@ -32,6 +32,7 @@ from headrace_torch.request_states import kv_fingerprint, state_problems
 from headrace_torch.weight_update import TorchWeightUpdate
 
 if TYPE_CHECKING:
+    from headrace_torch.decode.adapters import SharedBase
     from headrace_torch.decode.scheduler import Scheduler
     from headrace_torch.decode.session import DecodeSession
     from headrace_torch.decode.staging import StagedWeights
@@ -54,8 +55,8 @@ class TorchInferenceSettings:
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"
     live_versions: int = 4
-    """Policy versions held at once; each costs the model's size and its own keys and values. With 1, a new version
-    replaces the old one, which must have no request open."""
+    """Policy versions held at once; each costs the model's size, or with a base that versions share its adapter's, and
+    its own keys and values. With 1, a new version replaces the old one, which must have no request open."""
 
     def __post_init__(self) -> None:
         for name, most in (("slots", 1 << 16), ("live_versions", 1 << 10)):
@@ -83,6 +84,8 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring, KVMigration):
         """Digest of every live version; None for the weights loaded at start."""
         self._open: dict[str, int] = {}
         """Version of every request that has no final output yet."""
+        self._base: SharedBase | None = None
+        """Of the version committed last, where it is a base and an adapter."""
         self._updates: dict[int, TorchWeightUpdate] = {}
         self._asked: set[asyncio.Future[Any]] = set()
         """Answers that the decode thread owes."""
@@ -104,6 +107,7 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring, KVMigration):
             dtype=settings.dtype,
             max_length=settings.max_length,
             low_bit=("int8", "int4", "float8_e4m3fn"),
+            adapters=True,
         )
 
     @classmethod
@@ -256,11 +260,12 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring, KVMigration):
             self._session.worker.post(lambda scheduler: scheduler.abort(ids))
 
     async def begin_update(self, manifest: WeightManifest) -> WeightUpdate:
-        """Make room for a version; the memory of one more model is taken until commit or abort."""
+        """Make room for a version; the memory of one more model is taken until commit or abort, or that of an adapter
+        where its base is there."""
         session = self._serving()
         if manifest.version in self._live:
             return TorchWeightUpdate(self, manifest, None)
-        staged = await asyncio.to_thread(session.stage, manifest)
+        staged = await asyncio.to_thread(session.stage, manifest, self._base)
         update = TorchWeightUpdate(self, manifest, staged)
         earlier = self._updates.get(manifest.version)
         self._updates[manifest.version] = update
@@ -289,6 +294,7 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring, KVMigration):
                 fix="retire a version first, or raise live_versions in the engine's settings",
             )
         version, model = manifest.version, staged.model()
+        self._base = staged.base
         session.worker.post(lambda scheduler: scheduler.install(version, model))
         self._live[version] = manifest.digest
         self._updates.pop(version, None)
@@ -331,6 +337,7 @@ class TorchInferenceEngine(InferenceEngine, MultiVersion, Scoring, KVMigration):
             self._end(None)
             return
         await asyncio.to_thread(session.worker.stop)
+        self._base = None
         self._live.clear()
         self._open.clear()
         self._updates.clear()

@@ -6,10 +6,8 @@ Invariant: gradients and losses do not depend on how a step is split into micro-
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Protocol
 
 from headrace.contract.columns import Batch, Ragged
 from headrace.contract.loss import LossSpec
@@ -27,48 +25,9 @@ from headrace.contract.training import (
 )
 from headrace.contract.weights import WeightSource
 from headrace_torch.device import check_device
+from headrace_torch.training_settings import LoraSettings, TorchTrainingSettings
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchTrainingSettings:
-    """How to train."""
-
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of computation and of the weights that engines get; master weights and optimiser are always float32."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """``muon``: Muon for the layers' matrices, AdamW for embedding, norms and head."""
-    learning_rate: float = 2e-4
-    adamw_learning_rate: float = 2e-3
-    """Of what ``optimizer = "muon"`` leaves to AdamW."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """Of AdamW."""
-    eps: float = 1e-8
-    """Of AdamW."""
-    weight_decay: float = 0.0
-    """Decoupled, on matrices."""
-    max_gradient_norm: float = 1.0
-    """Gradients are clipped to it; ``inf``: never."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = 0
-    """Optimiser steps of linear warm-up."""
-    final_learning_rate_share: float = 0.0
-    """Share of the rate left at the phase's last step, under ``linear`` and ``cosine``."""
-
-    def __post_init__(self) -> None:
-        for name in ("learning_rate", "adamw_learning_rate", "eps"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
-        if not self.max_gradient_norm > 0:
-            raise ValueError(f"max_gradient_norm must be above 0, got {self.max_gradient_norm}")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas must be at least 0 and below 1, got {self.betas}")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
-        if self.warmup_steps < 0:
-            raise ValueError(f"warmup_steps must be at least 0, got {self.warmup_steps}")
-        if not 0 <= self.final_learning_rate_share <= 1:
-            raise ValueError(f"final_learning_rate_share must be 0 to 1, got {self.final_learning_rate_share}")
+__all__ = ["LoraSettings", "TorchTrainingEngine", "TorchTrainingSettings"]
 
 
 class Started(Protocol):
@@ -119,6 +78,7 @@ class TorchTrainingEngine(TrainingEngine, Snapshots, ScratchModels):
             values=True,
             dtype=settings.dtype,
             low_bit=("int8", "int4", "float8_e4m3fn"),
+            adapter=settings.lora is not None,
         )
 
     @classmethod

@@ -28,6 +28,10 @@ class TorchWeightUpdate(WeightUpdate):
         self._live = staged is None
         self._lock = asyncio.Lock()
 
+    def wants(self, name: str) -> bool:
+        """Nothing of a version that is live; of another, not the base that is there."""
+        return self._staged is not None and self._staged.wants(name)
+
     async def apply(self, name: str, tensor: Array) -> None:
         """Copy one tensor. What is wrong with it is told at :meth:`commit`."""
         async with self._lock:

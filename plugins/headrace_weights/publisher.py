@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,7 +43,7 @@ from headrace_weights.messages import (
     Question,
     Refuse,
 )
-from headrace_weights.tensors import gather, published_before
+from headrace_weights.tensors import manifest_of, published_before
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,24 @@ class PublishedVersion:
     """Bytes, in the manifest's order."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    """Of tensors; ``data``: their bytes."""
+
+    infos: tuple[TensorInfo, ...]
+    data: tuple[memoryview, ...]
+
+    @classmethod
+    def of(cls, tensors: Iterable[tuple[str, Array]]) -> _Copies:
+        copies = [(name, np.array(tensor, order="C", copy=True)) for name, tensor in tensors]
+        return cls(
+            tuple(tensor_info(name, copy) for name, copy in copies), tuple(array_bytes(copy) for _, copy in copies)
+        )
+
+    def __add__(self, other: _Copies) -> _Copies:
+        return _Copies(self.infos + other.infos, self.data + other.data)
+
+
 class ZmqPublisher(WeightPublisher):
     """Serves from its construction until ``close``. ``refused`` counts questions and peers turned away, by
     reason."""
@@ -64,6 +84,8 @@ class ZmqPublisher(WeightPublisher):
     def __init__(self, address: str, *, keys: Keys | None = None) -> None:
         self.refused: Counter[str] = Counter()
         self._versions: dict[int, PublishedVersion] = {}  # the serving thread only looks up, which is atomic
+        self._base: tuple[weakref.ref[WeightSource], _Copies] | None = None
+        """The base that the newest version has, and its copies, which versions share."""
         self._context = open_context()
         self._gate = None if keys is None else Gate(self._context, keys, self.refused)
         try:
@@ -83,16 +105,19 @@ class ZmqPublisher(WeightPublisher):
     def publish(self, version: int, source: WeightSource) -> WeightManifest:
         if version in self._versions:
             raise published_before(version)
-        tensors: list[memoryview] = []
-
-        def keep(name: str, tensor: Array) -> TensorInfo:
-            copy = np.array(tensor, order="C", copy=True)
-            tensors.append(array_bytes(copy))
-            return tensor_info(name, copy)
-
-        manifest = gather(version, source, keep)
-        self._versions[version] = PublishedVersion(manifest=manifest, tensors=tuple(tensors))
+        copies = self._copied_base(source.base) + _Copies.of(source.changing())
+        manifest = manifest_of(version, copies.infos)
+        self._versions[version] = PublishedVersion(manifest=manifest, tensors=copies.data)
         return manifest
+
+    def _copied_base(self, base: WeightSource | None) -> _Copies:
+        """Copied once for as long as it is the same object."""
+        if base is None:
+            self._base = None
+            return _Copies((), ())
+        if self._base is None or self._base[0]() is not base:
+            self._base = (weakref.ref(base), _Copies.of(base.tensors()))
+        return self._base[1]
 
     def retire(self, version: int) -> None:
         self._versions.pop(version, None)

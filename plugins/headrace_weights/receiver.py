@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
@@ -61,11 +61,17 @@ class ZmqReceiver(WeightReceiver):
         return checked_manifest(answer.manifest, version, self._address)
 
     def fetch(self, manifest: WeightManifest, *, deadline: float) -> Iterator[tuple[str, Array]]:
-        tensors = [_Incoming(info) for info in manifest.tensors]
+        return self.fetch_some(manifest, {info.name for info in manifest.tensors}, deadline=deadline)
+
+    def fetch_some(
+        self, manifest: WeightManifest, names: Collection[str], *, deadline: float
+    ) -> Iterator[tuple[str, Array]]:
+        wanted = [(number, info) for number, info in enumerate(manifest.tensors) if info.name in names]
+        tensors = {number: _Incoming(info) for number, info in wanted}
         questions = self._questions(manifest.version, tensors)
         pending: dict[int, AskChunk] = {}
         corrupt: dict[tuple[int, int], int] = {}
-        for incoming in tensors:
+        for incoming in tensors.values():
             what = f"tensor {incoming.info.name} of version {manifest.version}"
             while incoming.missing:
                 for question in itertools.islice(questions, self._window - len(pending)):
@@ -82,8 +88,8 @@ class ZmqReceiver(WeightReceiver):
     def close(self) -> None:
         self._socket.close(linger=0)
 
-    def _questions(self, version: int, tensors: list[_Incoming]) -> Iterator[AskChunk]:
-        for number, incoming in enumerate(tensors):
+    def _questions(self, version: int, tensors: Mapping[int, _Incoming]) -> Iterator[AskChunk]:
+        for number, incoming in tensors.items():
             for offset in range(0, incoming.nbytes, self._chunk_bytes):
                 size = min(self._chunk_bytes, incoming.nbytes - offset)
                 yield AskChunk(next(self._ids), version, number, offset, size)

@@ -6,7 +6,7 @@ Invariant: a tensor that :func:`typed` gives has the manifest's checksum.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -24,7 +24,11 @@ _ALIGNMENT = 64
 def gather(version: int, source: WeightSource, keep: Callable[[str, Array], TensorInfo]) -> WeightManifest:
     """The manifest of what ``source`` has now. ``keep``: copies a tensor and describes it. ContractError for a name
     that comes twice."""
-    infos = [keep(name, np.asarray(tensor)) for name, tensor in source.tensors()]
+    return manifest_of(version, [keep(name, np.asarray(tensor)) for name, tensor in source.tensors()])
+
+
+def manifest_of(version: int, infos: Sequence[TensorInfo]) -> WeightManifest:
+    """Of all of a version's tensors. ContractError for a name that comes twice."""
     twice = [name for name, count in Counter(info.name for info in infos).items() if count > 1]
     if twice:
         raise ContractError(

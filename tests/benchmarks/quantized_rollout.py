@@ -116,7 +116,7 @@ async def engine_of(directory: str, model: Decoder, arm: str) -> TorchInferenceE
     return engine
 
 
-async def rate(engine: TorchInferenceEngine, batch: int, vocabulary: int) -> float:
+async def rate(engine: TorchInferenceEngine, batch: int, vocabulary: int, version: int = 0) -> float:
     """Tokens per CPU second."""
     generator = np.random.default_rng(batch)
     requests = [
@@ -124,7 +124,7 @@ async def rate(engine: TorchInferenceEngine, batch: int, vocabulary: int) -> flo
             request_id=str(i),
             prompt=generator.integers(3, vocabulary, PROMPT).astype(np.int32),
             sampling=Sampling(max_new_tokens=TOKENS - 1, seed=i),
-            version=0,
+            version=version,
         )
         for i in range(batch)
     ]

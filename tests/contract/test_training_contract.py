@@ -11,7 +11,7 @@ import pytest
 from headrace.contract import TrainingEngine
 from headrace.testing import FakeTrainingEngine
 from headrace.testing.suites import TrainingEngineContract
-from headrace_torch.training import TorchTrainingEngine
+from headrace_torch.training import LoraSettings, TorchTrainingEngine
 
 
 class TestTorchTrainingEngine(TrainingEngineContract):
@@ -26,6 +26,12 @@ class TestTorchTrainingEngine(TrainingEngineContract):
     @pytest.fixture
     def scratch(self, scratch_table: Mapping[str, Any]) -> Mapping[str, Any]:
         return scratch_table
+
+
+class TestTorchTrainingEngineWithAnAdapter(TestTorchTrainingEngine):
+    @pytest.fixture
+    def plugin(self) -> TrainingEngine:
+        return TorchTrainingEngine(TorchTrainingEngine.Settings(learning_rate=1e-3, lora=LoraSettings(rank=2)))
 
 
 class TestFakeTrainingEngine(TrainingEngineContract):

@@ -24,8 +24,10 @@ TIMES = {
     *("time", "epoch", "train/seconds", "trainer/wait_seconds", "trainer/idle_share", "flow/live_versions"),
     "nodes/max_loop_lag_seconds",
     *(f"update/{part}_seconds" for part in ("transfer", "pause", "resume", "stopped")),
+    "update/transfer_bytes",
 }
-"""Metrics that depend on the clock; how long an old version lives depends on its evaluation's."""
+"""Metrics that depend on the clock; how long an old version lives depends on its evaluation's, and in which
+batch's time a version is fetched on when the others are trained."""
 
 
 def digests(run: Any) -> dict[int, str]:

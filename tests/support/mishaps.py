@@ -123,6 +123,7 @@ class Mishaps(Simulation):
             version=self._version,
             digest=self._digest(self._version),
             transfer_seconds=0.1,
+            nbytes=1,
         )
         self._emit("instance_draining", instance=name)
         self._emit("instance_left", instance=name)

@@ -136,7 +136,12 @@ class Simulation(RunFiles):
     def _commit(self, name: str, version: int) -> None:
         unchecked, self._served[name] = self._served[name] < 0, version
         self._emit(
-            "instance_version", instance=name, version=version, digest=self._digest(version), transfer_seconds=0.1
+            "instance_version",
+            instance=name,
+            version=version,
+            digest=self._digest(version),
+            transfer_seconds=0.1,
+            nbytes=1_742_000,
         )
         if unchecked:
             self._self_check(name, version)

@@ -66,6 +66,7 @@ class Story:
             version=self._version,
             digest=f"d{self._version}",
             transfer_seconds=0.1,
+            nbytes=1,
         )
 
     def _start(self) -> None:

@@ -15,9 +15,9 @@ from torch import Tensor
 from headrace.contract.columns import Array
 from headrace.contract.generation import GenerationOutput, RequestState
 from headrace.errors import EngineError
+from headrace_torch.decode.adapters import AdaptedModel, flattened
 from headrace_torch.decode.arena import KeyValueArena, Shape
 from headrace_torch.decode.attention import Prompts, Running, StepAttention, length_bias
-from headrace_torch.decode.flat import FlatDecoder
 from headrace_torch.decode.order import segments, sorting_moves
 from headrace_torch.decode.rows import Rows
 from headrace_torch.decode.sampling import sample, uniforms
@@ -30,20 +30,19 @@ _SEGMENT_OVERHEAD = {"cpu": 400_000, "cuda": 30_000_000}
 class VersionBatch:
     """Continuous batch of at most ``slots`` sequences under one policy version."""
 
-    def __init__(self, model: Decoder, *, version: int, slots: int, max_length: int) -> None:
-        weight = model.model.embed_tokens.weight
-        self.model = FlatDecoder(model, max_length=max_length)
+    def __init__(self, model: Decoder | AdaptedModel, *, version: int, slots: int, max_length: int) -> None:
+        self.model = flattened(model, max_length=max_length)
+        weight, c = self.model.embedding, self.model.config
         self._version = version
         self._device = str(weight.device)
         self._dtype = weight.dtype
-        self._kv_heads = model.config.num_key_value_heads
+        self._kv_heads = c.num_key_value_heads
         self._rows = Rows(slots, version=version, max_length=max_length)
-        self.arena = KeyValueArena(model.config, rows=slots, length=max_length, dtype=weight.dtype, device=self._device)
+        self.arena = KeyValueArena(c, rows=slots, length=max_length, dtype=weight.dtype, device=self._device)
         self.prefilled_tokens = 0
         self._streaming = 0
         self._changed = False
         """Rows joined or left since they were last sorted."""
-        c = model.config
         token_bytes = 2 * c.num_key_value_heads * c.head_dim * weight.element_size()
         self._segment_overhead = _SEGMENT_OVERHEAD[weight.device.type] // token_bytes
 

@@ -7,7 +7,9 @@ rounding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -26,16 +28,16 @@ class FlatDecoder:
 
     def __init__(self, model: Decoder, *, max_length: int) -> None:
         self.config = model.config
-        self._embedding = model.model.embed_tokens.weight
-        self._head = _by(self._embedding, None) if model.config.tie_word_embeddings else _product(model.lm_head)
+        self.embedding = model.model.embed_tokens.weight
+        self._head = _by(self.embedding, None) if model.config.tie_word_embeddings else _product(model.lm_head)
         self._layers = [_Layer.of(cast(DecoderLayer, layer)) for layer in model.model.layers]
         self._norm: RMSNorm = model.model.norm
-        positions = torch.arange(max_length, device=self._embedding.device)
-        self._cos, self._sin = model.rotary.angles(positions, self._embedding.dtype)
+        positions = torch.arange(max_length, device=self.embedding.device)
+        self._cos, self._sin = model.rotary.angles(positions, self.embedding.dtype)
 
     def hidden(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Hidden states [T, d] after the final norm; see :meth:`Decoder.forward`."""
-        x = F.embedding(tokens, self._embedding)
+        x = F.embedding(tokens, self.embedding)
         cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
         for index, layer in enumerate(self._layers):
             x = layer(x, index, cos, sin, attention)
@@ -45,10 +47,20 @@ class FlatDecoder:
         """float32 [T, V] for hidden states [T, d]."""
         return self._head(hidden).float()
 
+    def adapted(self, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> FlatDecoder:
+        """The same weights, which both share, with an adapter. ``pairs``: name of a layer's weight → A and B."""
+        other = copy.copy(self)
+        prefixes = (f"model.layers.{index}." for index in range(len(self._layers)))
+        inner = self.config.intermediate_size
+        other._layers = [
+            layer.adapted(pairs, prefix, inner=inner) for layer, prefix in zip(self._layers, prefixes, strict=True)
+        ]
+        return other
+
     @property
     def device(self) -> torch.device:
         """Where it computes."""
-        return self._embedding.device
+        return self.embedding.device
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +92,22 @@ class _Layer:
             between=layer.post_attention_layernorm,
             gate_up=_product(mlp.gate_proj, mlp.up_proj),
             down=_product(mlp.down_proj),
+        )
+
+    def adapted(self, pairs: Mapping[str, tuple[Tensor, Tensor]], prefix: str, *, inner: int) -> _Layer:
+        """``prefix``: of the layer's names in ``pairs``; ``inner``: outputs of gate and of up."""
+
+        def of(*names: str) -> list[tuple[Tensor, Tensor] | None]:
+            return [pairs.get(f"{prefix}{name}.weight") for name in names]
+
+        q, kv = self.heads * self.width, self.kv_heads * self.width
+        d = self.before.weight.shape[0]
+        return replace(
+            self,
+            qkv=_with(self.qkv, of("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), outputs=(q, kv, kv)),
+            o=_with(self.o, of("self_attn.o_proj"), outputs=(d,)),
+            gate_up=_with(self.gate_up, of("mlp.gate_proj", "mlp.up_proj"), outputs=(inner, inner)),
+            down=_with(self.down, of("mlp.down_proj"), outputs=(d,)),
         )
 
     def __call__(self, x: Tensor, index: int, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
@@ -116,3 +144,28 @@ def _product(*layers: Linear) -> Product:
 
 def _by(weight: Tensor, bias: Tensor | None) -> Product:
     return partial(linear, weight=factor(weight), bias=bias)
+
+
+def _with(product: Product, pairs: Sequence[tuple[Tensor, Tensor] | None], *, outputs: Sequence[int]) -> Product:
+    """A product of layers side by side, each with its pair of an adapter, where it has one. ``outputs``: of each."""
+    present = [pair for pair in pairs if pair is not None]
+    if not present:
+        return product
+    a, b = factor(torch.cat([down for down, _ in present])), factor(_blocks(pairs, outputs))
+    if b.dtype == present[0][1].dtype:  # no product is to be rounded on its way: it is added as it is made
+        return lambda x: torch.addmm(product(x), F.linear(x, a), b.T)
+    return lambda x: product(x) + linear(linear(x, a), b)
+
+
+def _blocks(pairs: Sequence[tuple[Tensor, Tensor] | None], outputs: Sequence[int]) -> Tensor:
+    """[sum of outputs, sum of ranks]: each B at the rows of its layer and the columns of its A, 0 elsewhere."""
+    some = next(up for pair in pairs if pair is not None for up in pair[1:])
+    whole = some.new_zeros(sum(outputs), sum(pair[1].shape[1] for pair in pairs if pair is not None))
+    row = column = 0
+    for pair, rows in zip(pairs, outputs, strict=True):
+        if pair is not None:
+            columns = pair[1].shape[1]
+            whole[row : row + rows, column : column + columns] = pair[1]
+            column += columns
+        row += rows
+    return whole

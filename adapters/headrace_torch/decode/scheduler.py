@@ -18,6 +18,7 @@ import torch
 
 from headrace.contract.columns import Array
 from headrace.contract.generation import FinishReason, GenerationOutput, RequestState
+from headrace_torch.decode.adapters import AdaptedModel
 from headrace_torch.decode.arena import KeyValueArena, Shape
 from headrace_torch.decode.batch import VersionBatch
 from headrace_torch.decode.rows import spans_between
@@ -67,7 +68,7 @@ class Scheduler:
         """Nothing to decode."""
         return not self._waiting and not self.running
 
-    def install(self, version: int, model: Decoder) -> None:
+    def install(self, version: int, model: Decoder | AdaptedModel) -> None:
         """Make ``version`` servable."""
         self._batches[version] = VersionBatch(model, version=version, slots=self._slots, max_length=self._max_length)
 

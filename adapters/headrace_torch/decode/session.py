@@ -12,6 +12,7 @@ from headrace.contract.quantization import Quantization
 from headrace.contract.weights import WeightManifest
 from headrace.errors import EngineError
 from headrace_torch.checkpoint import load_model
+from headrace_torch.decode.adapters import SharedBase
 from headrace_torch.decode.scheduler import Scheduler
 from headrace_torch.decode.staging import StagedWeights
 from headrace_torch.decode.worker import DecodeWorker
@@ -47,9 +48,11 @@ class DecodeSession:
     quantization: Quantization | None
     worker: DecodeWorker
 
-    def stage(self, manifest: WeightManifest) -> StagedWeights:
-        """Room for the weights of another version."""
-        return StagedWeights(self.config, manifest, dtype=self.dtype, device=self.device, scheme=self.quantization)
+    def stage(self, manifest: WeightManifest, base: SharedBase | None) -> StagedWeights:
+        """Room for the weights of another version. ``base``: what may be of use for it."""
+        return StagedWeights(
+            self.config, manifest, dtype=self.dtype, device=self.device, scheme=self.quantization, base=base
+        )
 
 
 def open_session(

@@ -6,6 +6,8 @@ Invariant: a started trainer is always between two optimiser steps or inside exa
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from headrace.contract.weights import WeightSource
 from headrace.errors import EngineError
 from headrace_torch.checkpoint import load_model, save_model
 from headrace_torch.model import Decoder
+from headrace_torch.trainer.lora import AdaptedWeights, BaseWeights, add_adapter, merged
 from headrace_torch.trainer.optimizers import Optimizer
 from headrace_torch.trainer.packing import make_plan, split_rows
 from headrace_torch.trainer.parameters import ModelWeights, Network, Parameters, ValueHead
@@ -34,7 +37,7 @@ from headrace_torch.trainer.schedule import Schedule
 from headrace_torch.trainer.scoring import require_temperature, score_plan
 from headrace_torch.trainer.step import GradientStep
 from headrace_torch.trainer.update import Updater
-from headrace_torch.training import TorchTrainingSettings
+from headrace_torch.training_settings import TorchTrainingSettings
 
 FORWARD_TOKENS = 16384
 """Tokens per pass when nothing is kept for a gradient."""
@@ -44,9 +47,15 @@ class Trainer:
     """What :class:`~headrace_torch.training.TorchTrainingEngine` is between ``start`` and ``close``."""
 
     def __init__(self, settings: TorchTrainingSettings, context: TrainingContext) -> None:
-        """Loads the model. EngineError when it or the device is not there."""
+        """Loads the model. EngineError when it or the device is not there, or an adapter is to be quantised."""
         if settings.device == "cuda" and not torch.cuda.is_available():
             raise EngineError("device is 'cuda' and torch sees no GPU", origin=context.name, fix='set device = "cpu"')
+        if settings.lora is not None and context.quantization is not None:
+            raise EngineError(
+                "an adapter is not trained in a quantisation scheme's arithmetic: its base would stay low-bit for good",
+                origin=context.name,
+                fix="train without lora, or without quantization",
+            )
         torch.set_num_threads(context.threads)
         torch.manual_seed(context.seed)
         self._settings = settings
@@ -54,6 +63,10 @@ class Trainer:
         self._snapshots: dict[str, Network] = {}
         self._stepping = False
         model = load_model(context.model_path, dtype=torch.float32, device=settings.device)
+        if settings.lora is not None:
+            add_adapter(model, settings.lora, seed=context.seed)
+        self._base = BaseWeights(model) if settings.lora is not None else None
+        """What an adapter is for."""
         critic = ValueHead(model.config.hidden_size).to(settings.device) if context.values else None
         dtype = getattr(torch, settings.dtype)
         parameters = Parameters(Network(model, critic), dtype=dtype, scheme=context.quantization)
@@ -119,6 +132,8 @@ class Trainer:
 
     def weight_source(self) -> WeightSource:
         """What the current weights compute with, in the engine's dtype or low-bit."""
+        if self._base is not None:
+            return AdaptedWeights(self._model, self._base)
         return ModelWeights(self._updater.parameters)
 
     def snapshot(self, name: str) -> None:
@@ -137,24 +152,36 @@ class Trainer:
             raise ValueError("a training step is open; finish or discard it before saving")
         if kind == "export":
             with new_directory(path, marker="config.json") as directory:
-                save_model(self._model, str(directory), like=self._model_path)
+                save_model(merged(self._model), str(directory), like=self._model_path)
             return
         state = TrainingState(
             model=self._model.config.to_json(),
             optimizer=self._settings.optimizer,
+            adapter=self._adapter,
             steps=self._updater.steps,
             weights=self._updater.parameters.masters,
             optimizer_state=self._updater.optimizer.state(),
             random_state=random_state(),
-            snapshots={name: dict(network.named_parameters()) for name, network in self._snapshots.items()},
+            snapshots={n: self._updater.parameters.state_of(network) for n, network in self._snapshots.items()},
         )
         save_state(state, path)
+
+    @property
+    def _adapter(self) -> dict[str, Any] | None:
+        """Of what adapter of what base a state is."""
+        lora = self._settings.lora
+        return None if lora is None or self._base is None else {**asdict(lora), "base": self._base.digest}
 
     def load(self, path: str) -> None:
         """See the contract."""
         if self._stepping:
             raise ValueError("a training step is open; finish or discard it before loading")
-        state = load_state(path, model=self._model.config.to_json(), optimizer=self._settings.optimizer)
+        state = load_state(
+            path,
+            model=self._model.config.to_json(),
+            optimizer=self._settings.optimizer,
+            adapter=self._adapter,
+        )
         restoring(path, lambda: self._restore(state))
 
     def _restore(self, state: TrainingState) -> None:

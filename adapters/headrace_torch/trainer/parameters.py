@@ -1,5 +1,6 @@
 """float32 master parameters and the network that computes with them.
 
+Parameters that want no gradient are not trained: they have no masters, and copies of the network share them.
 In float32 the two are the same. In bfloat16 the model is a rounded copy: gradients are moved to the masters after each
 backward pass and accumulate there. Under a quantisation scheme the model computes with what that makes of its
 parameters. Invariant: whatever an optimiser reads or writes is float32.
@@ -50,31 +51,33 @@ class Network:
 
     def frozen(self) -> Network:
         """A copy that no step changes."""
-        copied = copy.deepcopy(self)
+        untrained = {id(p): p for _, p in self.named_parameters() if not p.requires_grad}
+        copied = copy.deepcopy(self, untrained)
         for _, parameter in copied.named_parameters():
             parameter.requires_grad_(False)
         return copied
 
     @torch.no_grad()
     def assign(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the parameters."""
-        for name, parameter in self.named_parameters():
-            parameter.copy_(tensors[name])
+        """Set these of the parameters."""
+        own = dict(self.named_parameters())
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
 
 
 class Parameters:
-    """``masters``: name → float32 parameter; ``network``: its model computes in ``dtype``; ``low_bit``: name of a
-    parameter → the parts that the model computes with instead, by full name."""
+    """``masters``: name → float32 parameter, of what is trained; ``network``: its model computes in ``dtype``;
+    ``low_bit``: name of a parameter → the parts that the model computes with instead, by full name."""
 
     def __init__(self, network: Network, *, dtype: torch.dtype, scheme: Quantization | None = None) -> None:
         """``network``: float32; its model is cast in place. EngineError when ``scheme`` covers other than layers."""
         self.network = network
         self.low_bit: Mapping[str, Mapping[str, Array]] = {}
         self._scheme = scheme
-        self.masters: dict[str, nn.Parameter] = dict(network.named_parameters())
+        self.masters: dict[str, nn.Parameter] = _trained(network.named_parameters())
         self._copies: dict[str, nn.Parameter] = {}
         if dtype != torch.float32:
-            self._copies = dict(network.model.named_parameters())
+            self._copies = _trained(network.model.named_parameters())
             self.masters |= {name: nn.Parameter(p.detach().clone()) for name, p in self._copies.items()}
             network.model.to(dtype)
         self._quantize()
@@ -114,6 +117,10 @@ class Parameters:
         if self._scheme is not None:
             self.low_bit = quantize_model(self.network.model, self._scheme)
 
+    def state_of(self, network: Network) -> dict[str, Tensor]:
+        """What :meth:`frozen` makes such a network of."""
+        return {name: parameter for name, parameter in network.named_parameters() if name in self.masters}
+
     def require_fit(self, tensors: Mapping[str, Tensor]) -> None:
         """ValueError unless these are tensors for :meth:`assign`."""
         require_shapes(tensors, {name: master.shape for name, master in self.masters.items()})
@@ -147,6 +154,10 @@ class ModelWeights(WeightSource):
                 yield from self._parameters.low_bit[name].items()
             else:
                 yield name, as_numpy(parameter.detach().cpu())
+
+
+def _trained(parameters: Iterator[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in parameters if parameter.requires_grad}
 
 
 def require_shapes(tensors: Mapping[str, Tensor], expected: Mapping[str, torch.Size]) -> None:

@@ -36,6 +36,8 @@ class TrainingState:
     model: Mapping[str, Any]
     """Shapes and constants, as in a ``config.json``; a state of another model is refused."""
     optimizer: str
+    adapter: Mapping[str, Any] | None
+    """Its settings, and the digest of the base that it is for, which the state does not have; None: all is trained."""
     steps: int
     """Optimiser steps applied."""
     weights: Mapping[str, Tensor]
@@ -53,6 +55,7 @@ def save_state(state: TrainingState, path: str) -> None:
         "format": _FORMAT,
         "model": state.model,
         "optimizer": state.optimizer,
+        "adapter": state.adapter,
         "steps": state.steps,
         "snapshots": snapshots,
     }
@@ -65,13 +68,17 @@ def save_state(state: TrainingState, path: str) -> None:
         (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
-def load_state(path: str, *, model: Mapping[str, Any], optimizer: str) -> TrainingState:
-    """Read a save. RunError when a file is missing or unreadable, or it is of another model or optimiser."""
+def load_state(
+    path: str, *, model: Mapping[str, Any], optimizer: str, adapter: Mapping[str, Any] | None
+) -> TrainingState:
+    """Read a save. RunError when a file is missing or unreadable, or it is of another model, optimiser or adapter."""
     directory = Path(path)
-    manifest = read_manifest(path, {"format": _FORMAT, "model": model, "optimizer": optimizer})
+    expected = {"format": _FORMAT, "model": model, "optimizer": optimizer, "adapter": adapter}
+    manifest = read_manifest(path, expected)
     return TrainingState(
         model=model,
         optimizer=optimizer,
+        adapter=adapter,
         steps=int(manifest["steps"]),
         weights=_read(directory / "weights.safetensors"),
         optimizer_state=_read(directory / "optimizer.safetensors"),

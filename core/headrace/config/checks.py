@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.config.adapters import check_adapters
 from headrace.config.findings import Finding
 from headrace.config.inert import inert_settings
 from headrace.config.models import check_model, unbacked
@@ -80,6 +81,8 @@ class _Checker:
         self._quantization()
         if not unreachable:
             self._transport()
+        trainers = [self._training(selected) for selected in self.plugins.trainers]
+        self.errors += check_adapters(self.job, self._inference(self.plugins.rollout), trainers)
         for index, phase in enumerate(self.job.phases):
             self._batch(index, phase)
             self._algorithm(index, phase)

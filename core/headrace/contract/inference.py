@@ -36,6 +36,9 @@ class InferenceCapabilities:
     """Tokens of the longest sequence, prompt and answer together; None: as many as the model's own."""
     low_bit: tuple[LowBit, ...] = ()
     """Kinds of low-bit weights that it multiplies by as they arrive."""
+    adapters: bool = False
+    """It serves versions that are a base and an adapter (:mod:`headrace.contract.adapters`), and takes a base that it
+    has from an earlier version once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,10 @@ class InferenceContext:
 class WeightUpdate(ABC):
     """One weight update in progress. Every method may be repeated; a repeat changes nothing."""
 
+    def wants(self, name: str) -> bool:
+        """Whether this tensor of the manifest must be applied; False for what the engine has already, to the bit."""
+        return True
+
     @abstractmethod
     async def apply(self, name: str, tensor: Array) -> None:
         """Stage one tensor, by its Hugging Face name. Serving is not disturbed. What is wrong with a tensor may be told
@@ -66,7 +73,8 @@ class WeightUpdate(ABC):
     @abstractmethod
     async def commit(self) -> None:
         """Make the version servable; an engine with one live version replaces it. EngineError when a tensor of the
-        manifest is missing or of another shape; the engine then still serves what it served before."""
+        manifest that it :meth:`wants` is missing or of another shape; the engine then still serves what it served
+        before."""
 
     @abstractmethod
     async def abort(self) -> None:

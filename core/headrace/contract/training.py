@@ -38,6 +38,8 @@ class TrainingCapabilities:
     dtype: str = "float32"
     low_bit: tuple[LowBit, ...] = ()
     """Kinds of low-bit weights that it can compute with while it trains others."""
+    adapter: bool = False
+    """It trains an adapter: its weight source has a base (:mod:`headrace.contract.adapters`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

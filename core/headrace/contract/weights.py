@@ -7,7 +7,7 @@ restarts late can still fetch it. Both sides are called off the event loop, one 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,10 +42,19 @@ class WeightManifest:
 class WeightSource(ABC):
     """A trainer's current weights, read once, in a fixed order."""
 
+    base: WeightSource | None = None
+    """Those of the tensors that no step changes: the same object in every source for as long as they are the same, so
+    that a transport need read them once. None: any may change."""
+
     @abstractmethod
     def tensors(self) -> Iterator[tuple[str, Array]]:
         """Full tensors under their Hugging Face names; tied tensors once. The arrays may be views that the next
         optimiser step changes: a transport copies what it keeps."""
+
+    def changing(self) -> Iterator[tuple[str, Array]]:
+        """Those of :meth:`tensors` that are not of the base."""
+        kept = {name for name, _ in self.base.tensors()} if self.base is not None else set()
+        return ((name, tensor) for name, tensor in self.tensors() if name not in kept)
 
 
 class WeightPublisher(ABC):
@@ -79,6 +88,13 @@ class WeightReceiver(ABC):
     def fetch(self, manifest: WeightManifest, *, deadline: float) -> Iterator[tuple[str, Array]]:
         """Every tensor, verified by checksum; a corrupt or lost chunk is asked for again, and WireError raised
         when that does not help. ``deadline``: seconds without progress."""
+
+    def fetch_some(
+        self, manifest: WeightManifest, names: Collection[str], *, deadline: float
+    ) -> Iterator[tuple[str, Array]]:
+        """As :meth:`fetch`, the tensors of these names alone. A receiver that can leaves the others where they are."""
+        fetched = self.fetch(manifest, deadline=deadline)
+        return ((name, tensor) for name, tensor in fetched if name in names)
 
     @abstractmethod
     def close(self) -> None:

@@ -111,6 +111,8 @@ class InstanceVersion(Event, frozen=True, kw_only=True):
     digest: str
     transfer_seconds: float = 0.0
     """Until it had fetched and staged all of it, while it generated."""
+    nbytes: int = 0
+    """That it fetched: fewer than the version has where the instance kept a base."""
 
 
 class InstanceSwitched(Event, frozen=True, kw_only=True):
@@ -137,6 +139,7 @@ class VersionPublished(Event, frozen=True, kw_only=True):
     version: int
     digest: str
     nbytes: int
+    """Of all its tensors, a base included."""
 
 
 class VersionRetired(Event, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from headrace.observe.events import (
     GroupDropped,
     InstanceLeft,
     InstanceSwitched,
+    InstanceVersion,
     NodeStarted,
     NodeStopped,
     PhaseStarted,
@@ -70,6 +71,10 @@ class RunData:
     """Whether instances joined or left, rather than being lost and started again."""
     phases: list[PhaseStarted] = field(default_factory=list)
     published: list[tuple[int, float]] = field(default_factory=list)
+    version_bytes: list[int] = field(default_factory=list)
+    """Of each version that was published, all tensors."""
+    fetched_bytes: list[int] = field(default_factory=list)
+    """That an instance fetched of a version, each time."""
     trained: list[tuple[int, Interval]] = field(default_factory=list)
     """Version and time of each training batch."""
     waits: list[tuple[int, float, float]] = field(default_factory=list)
@@ -174,6 +179,7 @@ class _Reading:
             NodeStopped: self._node_stopped,
             Resumed: self._resumed,
             VersionPublished: self._published,
+            InstanceVersion: self._loaded,
             InstanceSwitched: self._interrupted,
             TrajectoryMoved: self._moved,
             TrajectoryFinished: self._finished,
@@ -231,6 +237,10 @@ class _Reading:
 
     def _published(self, event: VersionPublished) -> None:
         self._data.published.append((event.version, self._data.since_start(event.time)))
+        self._data.version_bytes.append(event.nbytes)
+
+    def _loaded(self, event: InstanceVersion) -> None:
+        self._data.fetched_bytes.append(event.nbytes)
 
     def _moved(self, event: TrajectoryMoved) -> None:
         if event.trajectory not in self._lengths:

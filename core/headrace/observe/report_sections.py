@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from headrace.observe.audit import AuditResult
@@ -23,6 +24,11 @@ def duration(seconds: float) -> str:
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def size(nbytes: float) -> str:
+    """``0.25 MB``, ``38 MB``."""
+    return f"{nbytes / 1e6:.2g} MB" if nbytes < 1e7 else f"{nbytes / 1e6:,.0f} MB"
 
 
 # ---------------------------------------------------------------- header
@@ -63,6 +69,10 @@ def _tiles(data: RunData, result: AuditResult) -> Iterator[tuple[str, str]]:
     yield "wall time", escape(duration(data.seconds))
     yield "policy versions", f"{result.summary['versions_published']:,}"
     yield "trajectories trained", f"{result.summary['trained']:,}"
+    if data.version_bytes and (fetched := [nbytes for nbytes in data.fetched_bytes if nbytes]):
+        usual, whole = median(fetched), median(data.version_bytes)
+        rest = f" <small>of {size(whole)}, the base once</small>" if usual < whole else ""
+        yield "weights per version", size(usual) + rest
     counts: dict[int, int] = {}
     for phase in data.phases:
         if phase.rollout:

@@ -61,6 +61,7 @@ class Measures:
                 "rollout/interrupted": tally.interrupted,
                 "rollout/mixed": tally.mixed,
                 "update/transfer_seconds": tally.transfer_seconds,
+                "update/transfer_bytes": tally.transfer_bytes,
                 "update/pause_seconds": tally.pause_seconds,
                 "update/resume_seconds": tally.resume_seconds,
                 "update/stopped_seconds": tally.stopped_seconds,

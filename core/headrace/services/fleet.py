@@ -317,8 +317,8 @@ class Fleet:
         instance.checked = self._agreement.loaded(
             instance.name, version, loaded.logprobs, trainer, checked=instance.checked
         )
-        told = {"version": version, "digest": loaded.digest, "transfer_seconds": loaded.transfer_seconds}
-        self._emit("instance_version", instance=instance.name, **told)
+        told = {"transfer_seconds": loaded.transfer_seconds, "nbytes": loaded.nbytes}
+        self._emit("instance_version", instance=instance.name, version=version, digest=loaded.digest, **told)
         self.loaded(loaded)
         if interruption is not None and not await self._interrupt(instance, version, interruption):
             return

@@ -48,7 +48,7 @@ class LoadCall(Message, frozen=True):
 
 
 class VersionLoaded(Message, frozen=True):
-    """An instance has verified and committed a version."""
+    """An instance has verified and committed a version. ``nbytes``: of all tensors, or of all but a base it had."""
 
     version: int
     digest: str
@@ -56,6 +56,7 @@ class VersionLoaded(Message, frozen=True):
     """Until all of it was fetched and staged. Nothing stands still for that."""
     logprobs: Array | None
     """float32 [T], of the probe; None without one, and from an engine that does not score."""
+    nbytes: int = 0
 
 
 # ---------------------------------------------------------------- trainer node
@@ -233,10 +234,9 @@ def item_key(number: int, *, evaluation: bool) -> ItemKey:
 
 
 class WorkRequest(Message, frozen=True):
-    """A worker asks for work; answered when there is some, or with None after a while."""
+    """A worker (the id of its process) asks for work; answered when there is some, or with None after a while."""
 
     worker: str
-    """Id of its process."""
 
 
 class PlaceCall(Message, frozen=True):
@@ -343,8 +343,7 @@ Entry = TrajectoryFinished | Scored | ScorerLost | GroupFailed | EvaluationDone
 
 
 class Report(Message, frozen=True):
-    """What happened at a worker since its last report, in order."""
+    """What happened at a worker (the id of its process) since its last report, in order."""
 
     worker: str
-    """Id of its process."""
     entries: list[Entry]

@@ -185,11 +185,13 @@ class RolloutService(NodeService):
             receiver = self._receiver
             manifest = await asyncio.to_thread(receiver.manifest, call.version, deadline=FETCH_DEADLINE)
             update = await self._engine.begin_update(manifest)
-            tensors = receiver.fetch(manifest, deadline=FETCH_DEADLINE)
+            wanted = {info.name for info in manifest.tensors if update.wants(info.name)}
+            tensors, nbytes = receiver.fetch_some(manifest, wanted, deadline=FETCH_DEADLINE), 0
             try:
                 while arrived := await asyncio.to_thread(_some, tensors):
                     for name, tensor in arrived:
                         await update.apply(name, tensor)
+                        nbytes += tensor.nbytes
                 transferred = time.monotonic()
                 await self._commit(update, call.interruption if self._replaces else None)
             except BaseException:  # cancelled too: nothing half-loaded stays staged; raised again
@@ -201,6 +203,7 @@ class RolloutService(NodeService):
             version=call.version,
             digest=manifest.digest,
             transfer_seconds=transferred - started,
+            nbytes=nbytes,
             logprobs=await self._scored(call),
         )
 

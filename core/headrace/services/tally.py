@@ -34,6 +34,8 @@ class Tally:
     """Trajectories that ended with tokens of several versions."""
     transfer_seconds: float = 0.0
     """Of a version, until an instance had fetched and staged it; this and the following: at most of any instance."""
+    transfer_bytes: int = 0
+    """That it fetched of it."""
     pause_seconds: float = 0.0
     """Until all answers that went on under a newer version were out of the engine."""
     resume_seconds: float = 0.0
@@ -44,6 +46,7 @@ class Tally:
     def loaded(self, loaded: VersionLoaded) -> None:
         """An instance has a version."""
         self.transfer_seconds = max(self.transfer_seconds, loaded.transfer_seconds)
+        self.transfer_bytes = max(self.transfer_bytes, loaded.nbytes)
 
     def switched(self, switched: Switched) -> None:
         """An instance has answers go on under another version."""
@@ -56,6 +59,6 @@ class Tally:
     def clear(self) -> None:
         """It has been read."""
         self.response_tokens = self.uninformative = self.moves = self.failed_moves = self.prefilled_again = 0
-        self.interrupted = self.mixed = self.parked = 0
+        self.interrupted = self.mixed = self.parked = self.transfer_bytes = 0
         self.loop_lag = self.transfer_seconds = self.pause_seconds = self.resume_seconds = self.stopped_seconds = 0.0
         self.failed.clear()

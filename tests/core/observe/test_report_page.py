@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import re
 import sys
@@ -131,6 +132,24 @@ def test_the_page_tells_how_often_requests_were_parked(run_dir: Path, no_plotly_
         record["rollout/parked"] = 3
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     assert "parked in host memory</dt>" in write_report(run_dir).read_text(encoding="utf-8")
+
+
+def test_the_page_tells_how_much_of_a_version_instances_fetch(
+    simulate: Any, tmp_path: Path, no_plotly_js: None
+) -> None:
+    run = simulate(steps=4)
+    loads = [event for event in run.events if event["kind"] == "instance_version"]
+
+    def tile(*nbytes: int) -> str:
+        for event, fetched in zip(loads, itertools.chain(nbytes, itertools.repeat(nbytes[-1])), strict=False):
+            event["nbytes"] = fetched
+        folder = run.write(tmp_path / f"run-{nbytes[-1]}")
+        page = write_report(folder).read_text(encoding="utf-8")
+        return page.partition("<dt>weights per version</dt><dd>")[2].partition("</dd>")[0]
+
+    assert tile(1_742_000) == "1.7 MB"
+    assert tile(1_742_000, 31_000) == "0.031 MB <small>of 1.7 MB, the base once</small>"
+    assert tile(0) == ""
 
 
 def test_a_failed_audit_is_told_in_the_first_line(simulate: Any, tmp_path: Path, no_plotly_js: None) -> None:

@@ -29,10 +29,11 @@ async def test_what_instances_parked_is_added_up() -> None:
 def test_of_the_parts_of_an_update_the_longest_is_kept_until_it_is_read() -> None:
     tally = Tally()
     for seconds in (2.0, 3.0, 1.0):
-        tally.loaded(msgspec.structs.replace(loaded(1), transfer_seconds=seconds))
+        tally.loaded(msgspec.structs.replace(loaded(1), transfer_seconds=seconds, nbytes=int(10 * seconds)))
         parts = {f"{part}_seconds": seconds for part in ("pause", "resume", "stopped")}
         tally.switched(msgspec.structs.replace(switched((0, 0, 4), prefilled_tokens=6), **parts))
     assert (tally.transfer_seconds, tally.pause_seconds, tally.resume_seconds, tally.stopped_seconds) == (3.0,) * 4
+    assert tally.transfer_bytes == 30
     assert (tally.interrupted, tally.prefilled_again) == (3, 18)
     tally.clear()
     assert {field.name: getattr(tally, field.name) for field in fields(Tally)} == {

@@ -53,12 +53,15 @@ def weights(seed: int) -> dict[str, Array]:
 
 
 class Source(WeightSource):
-    """A trainer's weights."""
+    """A trainer's weights; ``base``: further ones, which stay as they are."""
 
-    def __init__(self, tensors: Tensors) -> None:
+    def __init__(self, tensors: Tensors, base: Source | None = None) -> None:
         self._tensors = tensors
+        self.base = base
 
     def tensors(self) -> Iterator[tuple[str, Array]]:
+        if self.base is not None:
+            yield from self.base.tensors()
         yield from self._tensors.items()
 
 
@@ -78,9 +81,9 @@ class Line:
         self.receivers.append(self.transport.receiver(context, self.publisher.address()))
         return self.receivers[-1]
 
-    def publish(self, version: int, tensors: Tensors) -> WeightManifest:
-        """Publish ``tensors``."""
-        return self.publisher.publish(version, Source(tensors))
+    def publish(self, version: int, tensors: Tensors, *, base: Source | None = None) -> WeightManifest:
+        """Publish ``tensors``, beside those of a base."""
+        return self.publisher.publish(version, Source(tensors, base))
 
 
 @contextmanager
@@ -146,6 +149,28 @@ class WeightTransportContract(PluginContract):
             for tensor in live.values():
                 tensor[...] = 0
             self._arrives(between.receiver(), 1, weights(1))
+
+    @rule("A version has the tensors of its source's base too: of the base that the source has then.")
+    def test_a_version_has_the_tensors_of_its_base(self, plugin: WeightTransport) -> None:
+        bases = [Source({f"kept.{name}": tensor for name, tensor in weights(seed).items()}) for seed in (8, 9)]
+        with line(plugin) as between:
+            for version, base in ((4, bases[0]), (5, bases[0]), (6, bases[1])):
+                between.publish(version, weights(version), base=base)
+            between.publisher.retire(4)
+            for version, base in ((5, bases[0]), (6, bases[1])):
+                found, expected = self._fetch(between.receiver(), version), {**dict(base.tensors()), **weights(version)}
+                check(sorted(found) == sorted(expected), f"version {version} has the tensors {sorted(found)}")
+                _check_equal({name: found[name] for name in expected}, expected)
+
+    @rule("`fetch_some` hands out the tensors that are named, and no others.")
+    def test_some_of_the_tensors_can_be_fetched(self, plugin: WeightTransport) -> None:
+        with line(plugin) as between:
+            between.publish(1, weights(1))
+            receiver, some = between.receiver(), ("eighth", "half", "scalar")
+            manifest = receiver.manifest(1, deadline=self.deadline)
+            found = dict(receiver.fetch_some(manifest, some, deadline=self.deadline))
+            self._arrives(receiver, 1, weights(1))
+        _check_equal(found, {name: tensor for name, tensor in weights(1).items() if name in some})
 
     @rule("Publishing a version twice is a ContractError, and what was published first stays.")
     def test_a_version_is_published_once(self, plugin: WeightTransport) -> None:

@@ -56,7 +56,10 @@ _HAPPENED: list[tuple[str, dict[str, Any]]] = [
     ("node_started", {"node": "trainer", "role": "trainer", "pid": 41}),
     ("node_started", {"node": "rollout-0", "role": "rollout", "pid": 42}),
     ("version_published", {"version": 0, "digest": "a0", "nbytes": 64}),
-    ("instance_version", {"instance": "rollout-0", "version": 0, "digest": "a0", "transfer_seconds": 0.5}),
+    (
+        "instance_version",
+        {"instance": "rollout-0", "version": 0, "digest": "a0", "transfer_seconds": 0.5, "nbytes": 64},
+    ),
     (
         "instance_switched",
         {
