@@ -10,10 +10,12 @@ passes, float64), A_i = (r_i - m) / unit:
     group_mean      m              MaxRL, arXiv:2602.02710; rewards of 0 and more
 
 Without the group's mean as the baseline (``none``) A_i is r_i: what it is compared with is then a matter of the whole
-batch (``whitening``).
+batch (``whitening``). With ``greedy`` A_i = r_i - g, where g is the reward of the greedy answer to the same prompt
+(ReMax, arXiv:2310.10505, algorithm 1); without g there is nothing to compare with, and the group counts as unscored.
 
-Invariant: compared with its own mean, a group whose rewards are equal gets exactly 0, and no finite reward gives a
-non-finite advantage. Baselines are over trajectories: rows of one trajectory share one advantage and count once.
+Invariant: compared with its own mean or with g, a group whose rewards are equal (to g) gets exactly 0, and no finite
+reward gives a non-finite advantage. Baselines are over trajectories: rows of one trajectory share one advantage and
+count once.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from headrace.contract import Array
 from headrace.errors import ContractError
 from headrace_algorithms.rows import Groups
 
-Baseline = Literal["group_mean", "none"]
+Baseline = Literal["group_mean", "none", "greedy"]
 Scaling = Literal["group_std", "none", "leave_one_out", "group_mean"]
 
 EQUAL_TOLERANCE = 1e-6
@@ -42,9 +44,9 @@ class GroupStatistics:
     """Per group ([g], over scored trajectories) and per row ([n]) results."""
 
     advantages: Array
-    """float64 [n]: 0 for unscored rows and, against the group's mean, rows of equal groups and lone survivors."""
+    """float64 [n]: 0 for unscored rows, and unless compared with nothing for rows of equal groups."""
     scored: Array
-    """bool [n]: the reward is finite."""
+    """bool [n]: the reward is finite, and so is what it is compared with."""
     survivors: Array
     """int64 [g]: scored trajectories."""
     mean: Array
@@ -54,16 +56,24 @@ class GroupStatistics:
     high: Array
     """float64 [g]: -inf without survivors."""
     equal: Array
-    """bool [g]: fewer than two survivors, or equal rewards."""
+    """bool [g]: all rewards are equal, those compared with g to it; or fewer than two survivors, of which one is enough
+    beside g."""
 
 
 def group_relative(
-    rewards: Array, groups: Groups, *, first: Array, scaling: Scaling, baseline: Baseline = "group_mean"
+    rewards: Array,
+    groups: Groups,
+    *,
+    first: Array,
+    scaling: Scaling,
+    baseline: Baseline = "group_mean",
+    greedy: Array | None = None,
 ) -> GroupStatistics:
     """Advantages of every row. ``rewards``: float [n], not finite when unscored. ``first``: bool [n], one row
-    per trajectory; only those enter the statistics. ``scaling`` acts on distances to the group's mean only."""
+    per trajectory; only those enter the statistics. ``scaling`` acts on distances to the group's mean only.
+    ``greedy``: float [n], g of each row's group, for that baseline."""
     rewards = rewards.astype(np.float64)
-    scored = np.isfinite(rewards)
+    scored = np.isfinite(rewards) if greedy is None else np.isfinite(rewards) & np.isfinite(greedy)
     chosen = groups.order[(scored & first)[groups.order]]
     member, values = groups.index[chosen], rewards[chosen]
 
@@ -76,9 +86,14 @@ def group_relative(
     np.maximum.at(high, member, values)
 
     some = survivors > 0
-    magnitude = np.maximum(np.abs(np.where(some, low, 0.0)), np.abs(np.where(some, high, 0.0)))
-    spread = np.subtract(high, low, out=np.zeros(groups.count), where=some)
-    equal = (survivors < 2) | (spread <= EQUAL_TOLERANCE * np.maximum(magnitude, 1.0))
+    lowest, highest, compared = low.copy(), high.copy(), survivors
+    if greedy is not None:
+        np.minimum.at(lowest, member, greedy[chosen])
+        np.maximum.at(highest, member, greedy[chosen])
+        compared = survivors + some
+    magnitude = np.maximum(np.abs(np.where(some, lowest, 0.0)), np.abs(np.where(some, highest, 0.0)))
+    spread = np.subtract(highest, lowest, out=np.zeros(groups.count), where=some)
+    equal = (compared < 2) | (spread <= EQUAL_TOLERANCE * np.maximum(magnitude, 1.0))
     if scaling == "group_mean" and np.any(low[some] < 0):
         raise ContractError(
             f"a reward of {low[some].min():g} cannot be scaled by the mean of its group",
@@ -87,6 +102,9 @@ def group_relative(
     advantages = np.zeros(len(rewards))
     if baseline == "none":
         advantages[scored] = rewards[scored]
+    elif greedy is not None:
+        informative = scored & ~equal[groups.index]
+        advantages[informative] = rewards[informative] - greedy[informative]
     else:
         unit = _unit(scaling, mean=mean, std=std, survivors=survivors, magnitude=magnitude)
         informative = scored & ~equal[groups.index]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from headrace.contract import AlgorithmNeeds, Array, Batch, Ragged
+from headrace.contract.columns import GREEDY_REWARD
 from headrace_algorithms.advantages import GroupStatistics, group_relative
 from headrace_algorithms.policy import Credit, PolicyGradient
 from headrace_algorithms.rows import Groups, count_true, per_token, spread
@@ -27,28 +28,32 @@ class Grpo(PolicyGradient):
 
     @classmethod
     def needs(cls, settings: Any) -> AlgorithmNeeds:
-        """Groups of two or more where rewards are compared with their mean; the whole batch for whitening; proximal
-        log-probs for ``decoupled``; a reference when it is weighed."""
+        """Groups of two or more where rewards are compared with their mean, greedy answers where with those; the whole
+        batch for whitening; proximal log-probs for ``decoupled``; a reference when it is weighed."""
         return AlgorithmNeeds(
             min_group_size=2 if settings.baseline == "group_mean" else 1,
             whole_batch=settings.whitening != "none",
             turn_rewards=settings.credit == "turn",
+            greedy_reward=settings.baseline == "greedy",
             proximal_logprobs=settings.loss == "decoupled",
             reference_logprobs=settings.kl_coefficient > 0,
         )
 
-    def statistics(self, rewards: Array, groups: Groups, first: Array) -> GroupStatistics:
+    def statistics(self, batch: Batch, rewards: Array, groups: Groups, first: Array) -> GroupStatistics:
         """Advantages among them."""
-        settings = self.settings
-        scaling, baseline = settings.advantage_scaling, settings.baseline
-        return group_relative(rewards, groups, first=first, scaling=scaling, baseline=baseline)
+        greedy = batch.dense(GREEDY_REWARD).astype(np.float64) if self.settings.baseline == "greedy" else None
+        return self._relative(rewards, groups, first, greedy)
+
+    def _relative(self, rewards: Array, groups: Groups, first: Array, greedy: Array | None) -> GroupStatistics:
+        scaling, baseline = self.settings.advantage_scaling, self.settings.baseline
+        return group_relative(rewards, groups, first=first, scaling=scaling, baseline=baseline, greedy=greedy)
 
     def credit(self, batch: Batch, rewards: Array, statistics: GroupStatistics, mask: Ragged, groups: Groups) -> Credit:
         """One advantage for all tokens of a trajectory, or of a turn, compared with the same turn of the others."""
         if self.settings.credit == "turn":
             turns = turns_of(batch, rewards)
             together, every = turn_groups(turns, groups, batch.rows), np.ones(len(turns.row), dtype=np.bool_)
-            of_turn, chosen = self.statistics(turns.returns, together, every), turns.of_token[mask.values]
+            of_turn, chosen = self._relative(turns.returns, together, every, None), turns.of_token[mask.values]
             tokens = np.bincount(chosen, minlength=len(turns.row))
             column = spread(mask, self._whitened(of_turn, tokens, together.index)[chosen])
         else:
@@ -59,7 +64,7 @@ class Grpo(PolicyGradient):
     def _whitened(self, statistics: GroupStatistics, tokens: Array, group_index: Array) -> Array:
         """float64, as ``statistics.advantages``. No shift of the batch makes a group of equal rewards teach."""
         advantages = whitened(statistics.advantages, tokens, whitening=self.settings.whitening)
-        if self.settings.baseline == "group_mean":
+        if self.settings.baseline != "none":
             advantages[statistics.equal[group_index]] = 0.0
         return advantages
 

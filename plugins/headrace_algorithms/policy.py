@@ -36,7 +36,7 @@ from headrace.errors import ConfigError, ContractError
 from headrace_algorithms.advantages import GroupStatistics
 from headrace_algorithms.aggregation import normalisers
 from headrace_algorithms.loss_settings import LossSettings
-from headrace_algorithms.reporting import response_metrics, reward_metrics, shaping_metrics
+from headrace_algorithms.reporting import greedy_metrics, response_metrics, reward_metrics, shaping_metrics
 from headrace_algorithms.rows import Groups, count_true, first_rows, groups_of, per_token, trainable
 from headrace_algorithms.settings import PolicySettings
 from headrace_algorithms.shaping import generated_tokens, overlong_penalty
@@ -61,7 +61,7 @@ class PolicyGradient(Algorithm):
     settings: PolicySettings
 
     @abstractmethod
-    def statistics(self, rewards: Array, groups: Groups, first: Array) -> GroupStatistics:
+    def statistics(self, batch: Batch, rewards: Array, groups: Groups, first: Array) -> GroupStatistics:
         """Of ``rewards`` (float [n]) as they are shaped; ``first``: bool [n], one row per trajectory."""
 
     @abstractmethod
@@ -79,13 +79,14 @@ class PolicyGradient(Algorithm):
         """
         settings = self.settings
         groups, first, rewards = groups_of(batch), first_rows(batch), batch.dense(REWARD)
-        statistics = self.statistics(rewards, groups, first)
+        statistics = self.statistics(batch, rewards, groups, first)
         metrics = reward_metrics(rewards, statistics, first=first) | response_metrics(batch)
+        metrics |= greedy_metrics(batch, groups)
         if settings.overlong_length is not None:
             shaped = rewards + overlong_penalty(
                 generated_tokens(batch), length=settings.overlong_length, buffer=settings.overlong_buffer
             )
-            statistics = self.statistics(shaped, groups, first)
+            statistics = self.statistics(batch, shaped, groups, first)
             metrics |= shaping_metrics(rewards, shaped, statistics, first=first)
             rewards = shaped
         mask = trainable(batch, keep=statistics.scored & ~self._left_out(batch))

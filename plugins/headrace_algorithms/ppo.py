@@ -69,7 +69,7 @@ class Ppo(PolicyGradient):
             reference_logprobs=settings.kl_coefficient > 0,
         )
 
-    def statistics(self, rewards: Array, groups: Groups, first: Array) -> GroupStatistics:
+    def statistics(self, batch: Batch, rewards: Array, groups: Groups, first: Array) -> GroupStatistics:
         """For the report alone."""
         return group_relative(rewards, groups, first=first, scaling="none", baseline="none")
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from headrace.contract import Array, Batch, Metric
-from headrace.contract.columns import TRUNCATED
+from headrace.contract.columns import GREEDY_REWARD, TRUNCATED
 from headrace_algorithms.advantages import EQUAL_TOLERANCE, GroupStatistics
-from headrace_algorithms.rows import sampled_tokens
+from headrace_algorithms.rows import Groups, sampled_tokens
 
 
 def mean_of(values: Array) -> Metric:
@@ -41,6 +41,16 @@ def reward_metrics(rewards: Array, statistics: GroupStatistics, *, first: Array)
     if np.any(decided):
         metrics["groups/equal_share"] = mean_of(statistics.equal[decided])
     return metrics
+
+
+def greedy_metrics(batch: Batch, groups: Groups) -> dict[str, Metric]:
+    """The rewards of greedy answers, where there are any, over groups."""
+    if GREEDY_REWARD not in batch.columns:
+        return {}
+    one = np.unique(groups.index, return_index=True)[1]
+    rewards = batch.dense(GREEDY_REWARD)[one].astype(np.float64)
+    known = rewards[np.isfinite(rewards)]
+    return {"reward/greedy_mean": mean_of(known)} if len(known) else {}
 
 
 def shaping_metrics(rewards: Array, shaped: Array, statistics: GroupStatistics, *, first: Array) -> dict[str, Metric]:

@@ -49,7 +49,8 @@ class GrpoSettings(PolicySettings):
     """Settings of ``grpo``. Under ``whitening`` groups of equal rewards keep their advantage of 0."""
 
     baseline: Baseline = "group_mean"
-    """What a reward is compared with: the mean of its group, or nothing that the group knows."""
+    """What a reward is compared with: the mean of its group, nothing that the group knows, or the reward of one more
+    answer to the prompt, decoded greedily, which is not trained on."""
     advantage_scaling: Scaling = "group_std"
     """What the distance to the group's mean is divided by. See ``headrace_algorithms.advantages``."""
     regularise_equal_groups: bool = True
@@ -58,19 +59,36 @@ class GrpoSettings(PolicySettings):
     def __post_init__(self) -> None:
         PolicySettings.__post_init__(self)
         _one_scale(self)
+        _greedy(self)
 
 
 def _one_scale(settings: GrpoSettings) -> None:
     scaling = settings.advantage_scaling
-    if settings.baseline == "none" and scaling != "none":
+    if settings.baseline != "group_mean" and scaling != "none":
         raise ValueError(
-            f"advantage_scaling {scaling!r} is of distances to the group's mean, and baseline = 'none' takes none; "
-            "set advantage_scaling = 'none', or baseline = 'group_mean'"
+            f"advantage_scaling {scaling!r} is of distances to the group's mean, and baseline = {settings.baseline!r} "
+            "takes none; set advantage_scaling = 'none', or baseline = 'group_mean'"
         )
     if settings.whitening != "none" and scaling in ("group_std", "group_mean"):
         raise ValueError(
             f"whitening {settings.whitening!r} after advantage_scaling {scaling!r} would scale twice; "
             "set advantage_scaling = 'none', or whitening = 'none'"
+        )
+
+
+def _greedy(settings: GrpoSettings) -> None:
+    """Of the greedy answer its reward alone is known: not its length, nor what its turns earned."""
+    if settings.baseline != "greedy":
+        return
+    if settings.overlong_length is not None:
+        raise ValueError(
+            f"overlong_length = {settings.overlong_length} would shape rewards and not that of the greedy answer they "
+            "are compared with; remove it, or set baseline = 'group_mean'"
+        )
+    if settings.credit == "turn":
+        raise ValueError(
+            "credit = 'turn' compares turns, and of the greedy answer only the reward of the whole is known; set "
+            "credit = 'trajectory', or baseline = 'group_mean'"
         )
 
 

@@ -5,6 +5,7 @@
 | `dr_grpo`               | none           | token    | clip               | token, cap      | a fixed length |
 | `dapo`                  | group std      | token    | clip, higher above | token, cap      | tokens         |
 | `rloo`                  | leave one out  | token    | clip               | token, cap      | sequence sums  |
+| `remax`                 | none           | token    | clip               | token, cap      | sequence sums  |
 | `reinforce_pp`          | batch std      | token    | clip               | token, cap      | tokens         |
 | `reinforce_pp_baseline` | batch std      | token    | clip               | token, cap      | tokens         |
 | `maxrl`                 | group mean     | token    | clip               | token, cap      | tokens         |
@@ -69,6 +70,23 @@ class Rloo(Grpo):
     """Each reward against the mean of the others in its group (arXiv:2402.14740)."""
 
     Settings = RlooSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemaxSettings(GrpoSettings):
+    """Settings of ``remax``."""
+
+    baseline: Baseline = "greedy"
+    advantage_scaling: Scaling = "none"
+    aggregation: Aggregation = "sequence_mean_token_sum"
+
+
+class Remax(Grpo):
+    """Each reward against that of the greedy answer to the same prompt; groups may be of one trajectory, and each has
+    the greedy one beside (ReMax, arXiv:2310.10505). A KL to the reference is a term of the loss here, never of the
+    reward."""
+
+    Settings = RemaxSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,14 +108,9 @@ class World(Launches):
             algorithm="grpo",
             policy="any",
             max_staleness=self._policy.max_staleness,
-            batch_groups=self.flow.batch_groups,
-            group_size=self.flow.group_size,
             interrupts=self._policy.interruption is not None,
-            rollout=True,
-            version=0,
-            steps=100,
-            until=None,
-            stages=[],
+            **{"batch_groups": self.flow.batch_groups, "group_size": self.flow.group_size},
+            **{"greedy": False, "rollout": True, "version": 0, "steps": 100, "until": None, "stages": []},
         )
         self.fleet.follow(self.flow)
         self.controller.open_rows(self.flow, phase_partition(PARTITION, COLUMNS, group_size=self.flow.group_size))

@@ -109,12 +109,9 @@ class Simulation(RunFiles):
             max_staleness=self._k if rollout else 0,
             batch_groups=self._batch_groups,
             group_size=self._group_size,
-            interrupts=False,
-            rollout=rollout,
-            version=self._version,
             steps=self._steps if rollout else self._warm_up,
-            until=None,
-            stages=[],
+            **{"interrupts": False, "greedy": False, "rollout": rollout, "version": self._version},
+            **{"until": None, "stages": []},
         )
 
     # ------------------------------------------------------------ versions
@@ -135,14 +132,8 @@ class Simulation(RunFiles):
 
     def _commit(self, name: str, version: int) -> None:
         unchecked, self._served[name] = self._served[name] < 0, version
-        self._emit(
-            "instance_version",
-            instance=name,
-            version=version,
-            digest=self._digest(version),
-            transfer_seconds=0.1,
-            nbytes=1_742_000,
-        )
+        fetched = {"transfer_seconds": 0.1, "nbytes": 1_742_000}
+        self._emit("instance_version", instance=name, version=version, digest=self._digest(version), **fetched)
         if unchecked:
             self._self_check(name, version)
         self._pump()

@@ -42,6 +42,7 @@ class Story:
             batch_groups=batch_groups,
             group_size=MEMBERS,
             interrupts=interrupts,
+            greedy=False,
             rollout=True,
             version=0,
             steps=100,

@@ -74,7 +74,7 @@ class _Checker:
     def run(self) -> None:
         unreachable = check_network(self.job)
         self.errors += unreachable
-        self.errors += check_room(self.job)
+        self.errors += check_room(self.job, self.needs)
         for finding in check_model(self.job, self.plugins):
             (self.errors if finding.severity == "error" else self.warnings).append(finding.error)
         self._rollout_capabilities()
@@ -179,7 +179,8 @@ class _Checker:
                 *_places(index, "batch", "group_size"),
                 fix=f"set batch.group_size to {needs.min_group_size} or more",
             )
-        if needs.rollout and phase.batch.dynamic_sampling and phase.batch.group_size == 1:
+        lone = phase.batch.group_size == 1 and not needs.greedy_reward
+        if needs.rollout and phase.batch.dynamic_sampling and lone:
             self._config(
                 "dynamic sampling drops groups whose rewards are all equal, and those of one member always are",
                 *_places(index, "batch", "dynamic_sampling"),

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headrace.config.schema import Job
+from headrace.contract import AlgorithmNeeds
 from headrace.errors import StalenessError
 
 SMALLEST_ROW = 31
 """Bytes of a row of two tokens, one asked and one answered: what its columns take at least."""
 
 
-def check_room(job: Job) -> list[StalenessError]:
+def check_room(job: Job, needs: Sequence[AlgorithmNeeds | None]) -> list[StalenessError]:
     """A batch is trained when all its rows are stored: where these cannot be, no matter how short, the run would wait
-    for ever."""
+    for ever. ``needs``: of each phase's algorithm, None where unknown."""
     capacity, units = job.storage.capacity, job.storage.units
-    for index, phase in enumerate(job.phases):
-        rows = phase.batch.groups * phase.batch.group_size
+    for index, (phase, need) in enumerate(zip(job.phases, needs, strict=True)):
+        greedy = need is not None and need.greedy_reward
+        rows = phase.batch.groups * (phase.batch.group_size + greedy)
         if 0 < capacity * units < rows * SMALLEST_ROW:
             return [
                 StalenessError(

@@ -25,6 +25,9 @@ class AlgorithmNeeds:
     see the batch whole: such a batch cannot stream, and no process of its own can prepare groups as they come."""
     turn_rewards: bool = False
     """What each turn earned, beside the reward of the whole trajectory."""
+    greedy_reward: bool = False
+    """The reward of one more answer to each prompt, decoded greedily under the version of its group. It is generated
+    and scored beside the others; the algorithm sees its reward alone, and it is never trained on."""
     behaviour_logprobs: bool = True
     proximal_logprobs: bool = False
     """Computed by the trainer at the start of each training batch."""
@@ -58,10 +61,10 @@ class Algorithm(Plugin, ABC):
     @abstractmethod
     def prepare(self, batch: Batch) -> Prepared:
         """Advantages and loss weights of a training batch: whole groups, in any order; columns ``tokens``,
-        ``loss_mask``, ``behaviour_logprobs``, ``values`` and ``turn_rewards`` where needed, ``reward``, ``group``,
-        ``version``, ``truncated``, and ``token_versions`` where the staleness policy interrupts trajectories. The
-        answer for a group does not depend on the other groups, unless the algorithm needs the ``whole_batch``: that is
-        given at once. The order of rows never matters."""
+        ``loss_mask``, ``behaviour_logprobs``, ``values``, ``turn_rewards`` and ``greedy_reward`` where needed,
+        ``reward``, ``group``, ``version``, ``truncated``, and ``token_versions`` where the staleness policy interrupts
+        trajectories. The answer for a group does not depend on the other groups, unless the algorithm needs the
+        ``whole_batch``: that is given at once. The order of rows never matters."""
 
     @abstractmethod
     def loss(self, *, temperature: float) -> LossSpec:

@@ -50,6 +50,12 @@ REWARD = "reward"
 TURN_REWARDS = "turn_rewards"
 """Ragged float32, aligned with ``tokens``: what a turn earned, at its last sampled token; 0 elsewhere. Only where the
 algorithm needs them."""
+GREEDY = "greedy"
+"""Dense bool: the answer was decoded greedily, for its reward alone. Only where the algorithm needs ``greedy_reward``,
+and never among what it is given or what is trained."""
+GREEDY_REWARD = "greedy_reward"
+"""Dense float32: the reward of the greedy answer to the row's prompt; NaN when that could not be scored. Only where the
+algorithm needs it."""
 GROUP = "group"
 """Dense int64: the prompt's group id."""
 VERSION = "version"
@@ -73,6 +79,8 @@ KNOWN = frozenset(
         TRAINED,
         REWARD,
         TURN_REWARDS,
+        GREEDY,
+        GREEDY_REWARD,
         GROUP,
         VERSION,
         TOKEN_VERSIONS,

@@ -15,6 +15,7 @@ from headrace.contract.columns import (
     ADVANTAGES,
     BEHAVIOUR_LOGPROBS,
     DENOMINATOR,
+    GREEDY,
     GROUP,
     LOSS_MASK,
     LOSS_WEIGHTS,
@@ -86,7 +87,8 @@ def stages_of(needs: AlgorithmNeeds, *, interrupts: bool = False) -> tuple[Stage
     versions = (TOKEN_VERSIONS,) if interrupts and needs.rollout else ()
     values = (VALUES,) if needs.values else ()
     rewards = (REWARD, TURN_REWARDS) if needs.turn_rewards else (REWARD,)
-    made = (TOKENS, LOSS_MASK, *behaviour, GROUP, VERSION, *versions, TRUNCATED)
+    greedy = (GREEDY,) if needs.greedy_reward and needs.rollout else ()
+    made = (TOKENS, LOSS_MASK, *behaviour, GROUP, VERSION, *versions, *greedy, TRUNCATED)
     advantages = (ADVANTAGES,) if needs.rollout else ()
     prepared = (LOSS_WEIGHTS, DENOMINATOR, *advantages, TRAINED)
     before = [

@@ -37,6 +37,17 @@ def interruption_of(phase: Phase) -> Interruption | None:
     return policy_of(phase).interruption if needs_of(phase).rollout else None
 
 
+def has_greedy_answers(phase: Phase) -> bool:
+    """Whether one more answer to each prompt is decoded greedily."""
+    needs = needs_of(phase)
+    return needs.rollout and needs.greedy_reward
+
+
+def group_rows(phase: Phase) -> int:
+    """Trajectories of a group, a greedy answer included."""
+    return phase.batch.group_size + has_greedy_answers(phase)
+
+
 def phase_stages(phase: Phase) -> tuple[Stage, ...]:
     """What is done to the phase's rows."""
     return stages_of(needs_of(phase), interrupts=interruption_of(phase) is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.config import Job, Phase, transport_of
 from headrace.contract import AlgorithmNeeds
 from headrace.flow.stages import Stage, flowing, separable, stored_first
-from headrace.graph.declared import interruption_of, needs_of, phase_stages, policy_of
+from headrace.graph.declared import has_greedy_answers, interruption_of, needs_of, phase_stages, policy_of
 
 
 def describe(job: Job) -> str:
@@ -78,11 +78,12 @@ def _phases(job: Job) -> list[str]:
     for phase in job.phases:
         needs, batch = needs_of(phase), phase.batch
         end = f", or until {phase.until.metric} >= {phase.until.at_least:g}" if phase.until else ""
+        greedy = " and a greedy one" if has_greedy_answers(phase) else ""
         source = "rollouts" if needs.rollout else "the environment's demonstrations"
         lines += [
             f"  {phase.name}: {phase.steps} batches{end}",
             f"    algorithm  {phase.algorithm.use}, on {source}",
-            f"    batch      {batch.groups} groups x {batch.group_size} trajectories, {batch.mini_batches} "
+            f"    batch      {batch.groups} groups x {batch.group_size} trajectories{greedy}, {batch.mini_batches} "
             f"mini-batches, {batch.micro_batch_tokens} tokens per micro-batch",
         ]
         if needs.rollout:

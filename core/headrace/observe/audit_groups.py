@@ -68,6 +68,10 @@ class Group:
     members: dict[int, Trajectory] = field(default_factory=dict)
     unfinished: int = 0
 
+    def samples(self, trajectory: int) -> bool:
+        """Whether a member is a sample of the policy, rather than a demonstration or the greedy answer."""
+        return self.phase.rollout and not (self.phase.greedy and trajectory == max(self.members))
+
     @property
     def stored(self) -> bool:
         """Whether every member has a row."""

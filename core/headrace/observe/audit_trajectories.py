@@ -231,7 +231,7 @@ class TrajectoryChecker:
                 found.reward,
             )
             found.scored, found.reward = True, event.reward
-            if event.reward is not None and found.group.phase.rollout:
+            if event.reward is not None and found.group.samples(event.trajectory):
                 self.scored += 1
                 self.reward_sum += event.reward
 

@@ -61,6 +61,8 @@ class PhaseStarted(Event, frozen=True, kw_only=True):
     group_size: int
     rollout: bool
     """False: rows are demonstrations, made without an instance."""
+    greedy: bool = False
+    """Whether the last trajectory of each group is a greedy answer, for the sake of its reward alone."""
     version: int
     """The version the trainer works on."""
     steps: int

@@ -15,6 +15,7 @@ import numpy as np
 from headrace.contract import Batch
 from headrace.errors import HeadraceError, LostRowsError
 from headrace.flow import Flow
+from headrace.graph.declared import group_rows
 from headrace.observe.epochs import standing_checkpoints
 from headrace.run import checkpoint as checkpoints
 from headrace.run.checkpoint import Checkpoint, RunState
@@ -82,7 +83,7 @@ class Keeper:
         checkpoints.prune(path.parent, in_force=self._in_force, keep=p.job.checkpoint.keep)
 
     async def _rows(self, state: RunState) -> list[Batch]:
-        size = self._p.job.phases[state.phase].batch.group_size
+        size = group_rows(self._p.job.phases[state.phase])
         groups = np.array([stored.group for stored in state.flow.stored], dtype=np.int64)
         rows = (groups[:, None] * size + np.arange(size)).reshape(-1)
         found = self._p.controller.rows.for_checkpoint(rows)  # now: by and by they are trained, and forgotten
@@ -108,7 +109,7 @@ class Keeper:
         """The data plane takes the phase's rows from now on; those that a checkpoint kept are there when this returns,
         in however many storage units there are now, whichever are lost meanwhile."""
         p, phase = self._p, began.phase
-        spec = phase_partition(phase.name, p.stage_plan(began).columns, group_size=phase.batch.group_size)
+        spec = phase_partition(phase.name, p.stage_plan(began).columns, group_size=group_rows(phase))
         rows = p.controller.open_rows(flow, spec)
         lost = -1
         while began.resumed is not None and lost != rows.displaced:

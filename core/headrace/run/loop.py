@@ -39,7 +39,7 @@ from headrace.config import Phase
 from headrace.contract import StalenessPolicy
 from headrace.errors import LostRowsError
 from headrace.flow import BatchLease, Flow
-from headrace.graph.declared import interruption_of
+from headrace.graph.declared import group_rows, interruption_of
 from headrace.registry import build
 from headrace.run.checkpoint import Checkpoint, RunState
 from headrace.run.keeper import Keeper
@@ -206,7 +206,7 @@ class TrainingLoop:
         policy = build(phase.staleness)
         assert isinstance(policy, StalenessPolicy)
         batch, columns, rollout = phase.batch, self._p.stage_plan(began).columns, self._p.job.rollout
-        sizes: dict[str, Any] = {"batch_groups": batch.groups, "group_size": batch.group_size}
+        sizes: dict[str, Any] = {"batch_groups": batch.groups, "group_size": group_rows(phase)}
         settings: dict[str, Any] = {
             "policy": policy,
             "batches": phase.steps - began.step,
@@ -224,6 +224,7 @@ class TrainingLoop:
             max_staleness=policy.max_staleness,
             interrupts=interruption_of(phase) is not None,
             rollout=plan.rollout,
+            greedy=plan.greedy,
             version=self.version,
             steps=phase.steps,
             until=(phase.until.metric, phase.until.at_least) if phase.until is not None else None,
@@ -236,7 +237,7 @@ class TrainingLoop:
                 f"answer goes on under each newer version, so that it is not of a single policy (C1 is given up)"
             )
         # Group and trajectory ids are unique in the run, also when the group size changes.
-        first_group = max(self._next_group, -(-self._next_trajectory // batch.group_size))
+        first_group = max(self._next_group, -(-self._next_trajectory // sizes["group_size"]))
         return Flow(version=self.version, first_group=first_group, **settings, **sizes)
 
     # ------------------------------------------------------------ one batch

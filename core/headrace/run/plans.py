@@ -9,7 +9,14 @@ from headrace.config import Job, Phase
 from headrace.contract import Environment
 from headrace.flow import FlowColumns
 from headrace.flow.stages import separable
-from headrace.graph.declared import engine_capabilities, interruption_of, needs_of, phase_stages, policy_of
+from headrace.graph.declared import (
+    engine_capabilities,
+    has_greedy_answers,
+    interruption_of,
+    needs_of,
+    phase_stages,
+    policy_of,
+)
 from headrace.registry import PluginSpec
 from headrace.run.columns import flow_columns
 from headrace.run.evaluation import EvaluationPlan
@@ -69,7 +76,8 @@ def stage_nodes(job: Job) -> tuple[str, ...]:
 def group_plan(job: Job, phase: Phase, environment: Environment) -> GroupPlan:
     """How the groups of a phase are filled."""
     seed, tasks, columns = job.job.seed, environment.size("train"), _columns(job, phase)
-    rollout, batch, interruption = needs_of(phase).rollout, phase.batch, interruption_of(phase)
+    batch, interruption, greedy = phase.batch, interruption_of(phase), has_greedy_answers(phase)
+    rollout = needs_of(phase).rollout
     return GroupPlan(
         partition=phase.name,
         columns=columns.first,
@@ -80,6 +88,7 @@ def group_plan(job: Job, phase: Phase, environment: Environment) -> GroupPlan:
         task_index=task_order(tasks, seed=seed),
         next_task=lambda task: task + 1 if tasks is None else (task + 1) % tasks,
         seed=lambda trajectory: derive_seed(seed, "trajectory", trajectory),
+        greedy=greedy,
         mask_older=interruption is not None and interruption.mask_older,
         max_failed_share=job.environment.max_failed_share,
         max_generated=batch.max_generated_batches * batch.groups if rollout and batch.dynamic_sampling else None,

@@ -10,6 +10,7 @@ from headrace import clock
 from headrace.contract import Array, Batch, Column, Episode, Ragged, Score
 from headrace.contract.columns import (
     BEHAVIOUR_LOGPROBS,
+    GREEDY,
     GROUP,
     LOSS_MASK,
     REWARD,
@@ -69,6 +70,8 @@ def rows_of(item: WorkItem, members: Sequence[Member], episodes: Sequence[Episod
     }
     if TURN_REWARDS in item.columns:
         columns[TURN_REWARDS] = Ragged.from_arrays(list(map(_turn_rewards, episodes, scores)), dtype=np.float32)
+    if GREEDY in item.columns:
+        columns[GREEDY] = np.array([member.greedy for member in members], dtype=bool)
     if TOKEN_VERSIONS in item.columns:
         columns[TOKEN_VERSIONS] = Ragged.from_arrays([token_versions(e) for e in episodes], dtype=np.int32)
     return Batch(rows=np.array([m.trajectory for m in members], dtype=np.int64), columns=columns)

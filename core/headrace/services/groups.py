@@ -53,6 +53,8 @@ class GroupPlan:
     """Of the trajectories of a batch, before the run stops."""
     max_generated: int | None = None
     """Groups per batch, with dynamic sampling; None without."""
+    greedy: bool = False
+    """Whether the last member of each group answers greedily."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +153,7 @@ class Groups:
                     seed=self.plan.seed(trajectory),
                     cohort="" if ticket.cohort is None else f"rollout-{ticket.cohort}",
                     cohort_size=ticket.cohort_sizes.get(instance, 0),
+                    greedy=self.plan.greedy and trajectory == ticket.trajectories[-1],
                 )
             )
         return members

@@ -196,6 +196,7 @@ class Member(Message, frozen=True):
     attempt: int = 0
     cohort: str = ""
     cohort_size: int = 0
+    greedy: bool = False
 
 
 ItemKey = tuple[str, int]

@@ -21,6 +21,7 @@ from headrace.contract import (
     Interruption,
     MultiVersion,
     Scoring,
+    WeightManifest,
     WeightReceiver,
     WeightTransport,
     WeightUpdate,
@@ -58,6 +59,14 @@ def _some(tensors: Iterator[tuple[str, Array]]) -> list[tuple[str, Array]]:
         if nbytes >= FETCHED_BYTES:
             break
     return taken
+
+
+def _wanted(receiver: WeightReceiver, manifest: WeightManifest, update: WeightUpdate) -> Iterator[tuple[str, Array]]:
+    """What an engine has not yet of a version. Whole ones may come another way, from which nothing can be left out."""
+    wanted = {info.name for info in manifest.tensors if update.wants(info.name)}
+    if len(wanted) == len(manifest.tensors):
+        return receiver.fetch(manifest, deadline=FETCH_DEADLINE)
+    return receiver.fetch_some(manifest, wanted, deadline=FETCH_DEADLINE)
 
 
 class RolloutService(NodeService):
@@ -185,8 +194,7 @@ class RolloutService(NodeService):
             receiver = self._receiver
             manifest = await asyncio.to_thread(receiver.manifest, call.version, deadline=FETCH_DEADLINE)
             update = await self._engine.begin_update(manifest)
-            wanted = {info.name for info in manifest.tensors if update.wants(info.name)}
-            tensors, nbytes = receiver.fetch_some(manifest, wanted, deadline=FETCH_DEADLINE), 0
+            tensors, nbytes = _wanted(receiver, manifest, update), 0
             try:
                 while arrived := await asyncio.to_thread(_some, tensors):
                     for name, tensor in arrived:

@@ -81,7 +81,7 @@ class Session:
         sampling = Sampling(
             max_new_tokens=item.max_new_tokens if max_new_tokens is None else min(max_new_tokens, item.max_new_tokens),
             temperature=item.temperature,
-            greedy=item.greedy,
+            greedy=item.greedy or self._member.greedy,
             stop_token_ids=stop_token_ids,
             seed=(self._member.seed + self._calls) % 2**63,
         )

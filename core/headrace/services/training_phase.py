@@ -36,6 +36,7 @@ from headrace.contract import (
 )
 from headrace.contract.columns import (
     DENOMINATOR,
+    GREEDY,
     GROUP,
     LOSS_MASK,
     PROXIMAL_LOGPROBS,
@@ -146,6 +147,8 @@ class TrainingPhase:
             columns, metrics = prepared(self._algorithm, batch)
             batch = batch.with_columns(columns)
             known.metrics.append(metrics)
+        if GREEDY in batch.columns:  # their rewards are in the advantages by now
+            batch = batch.take(np.flatnonzero(~batch.dense(GREEDY)))
         trained = batch.dense(TRAINED)
         known.metrics.append(_staleness_metrics(known.version, batch))
         used = zip(batch.ragged(LOSS_MASK), trained, strict=True)

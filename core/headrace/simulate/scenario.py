@@ -10,7 +10,7 @@ from typing import Literal
 from headrace.config import Job, Phase, SimulationConfig
 from headrace.contract import StalenessPolicy
 from headrace.errors import ConfigError
-from headrace.graph.declared import needs_of, rollout_capabilities
+from headrace.graph.declared import group_rows, needs_of, rollout_capabilities
 from headrace.registry import PluginSpec, build
 from headrace.simulate.lengths import Lengths, Trajectories, parse_lengths
 
@@ -96,7 +96,7 @@ def scenario(
     return Scenario(
         batches=min(phase.steps, BATCHES) if batches is None else batches,
         batch_groups=phase.batch.groups,
-        group_size=phase.batch.group_size,
+        group_size=group_rows(phase),
         streaming=phase.batch.streaming,
         instances=job.rollout.instances if instances is None else instances,
         slots=able.slots,
@@ -111,7 +111,7 @@ def scenario(
             lengths,
             seed=job.job.seed,
             most=job.rollout.max_new_tokens,
-            group_size=phase.batch.group_size,
+            group_size=group_rows(phase),
             prompts=costs.prompts,
             alike=costs.alike,
         ),

@@ -17,8 +17,9 @@ EVERY_NEEDS = [
         reference_logprobs=frozen,
         values=values,
         turn_rewards=turns,
+        greedy_reward=greedy,
     )
-    for rollout, behaviour, proximal, frozen, values, turns in product((True, False), repeat=6)
+    for rollout, behaviour, proximal, frozen, values, turns, greedy in product((True, False), repeat=7)
 ]
 
 

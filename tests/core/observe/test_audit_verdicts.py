@@ -54,6 +54,20 @@ def test_the_staleness_histogram_sums_to_the_trained_rows(simulation: Any, run_d
     assert sum(staleness["reinforce"].values()) == 12 * 16
 
 
+def test_greedy_answers_are_no_samples_whose_rewards_are_averaged(simulation: Any, tmp_path: Path) -> None:
+    events = copy.deepcopy(simulation.events)
+    events[index(events, "phase_started", phase="reinforce")]["greedy"] = True
+    sampled = [
+        e["reward"]
+        for e in events[index(events, "phase_started", phase="reinforce") :]
+        if e["kind"] == "trajectory_scored" and e["trajectory"] % 4 < 3
+    ]
+    result = audited(events, tmp_path)
+    assert result.ok, result.violations
+    assert result.summary["scored"] == len(sampled)
+    assert result.summary["mean_reward"] == pytest.approx(np.mean(sampled))
+
+
 def test_a_synchronous_run_passes_with_staleness_zero_only(simulate: Any, tmp_path: Path) -> None:
     events = copy.deepcopy(simulate(steps=1, warm_up=4).events)
     events[0]["phases"] = ["warm-up"]

@@ -94,6 +94,12 @@ async def test_without_it_they_are_trained() -> None:
     assert (await desk.controller.take_batch()).lease.groups == (0,)
 
 
+async def test_answers_that_are_all_worth_as_much_as_the_greedy_one_teach_nothing() -> None:
+    desk = await Desk(max_generated=4, greedy=True).begin()
+    assert await play(desk, EQUAL) == [LATE, LATE]
+    assert await play(desk, DIFFERENT) == []
+
+
 async def test_rows_of_such_a_group_that_were_stored_before_are_freed() -> None:
     desk = await Desk(max_generated=4, by_row=True).begin()
     item = await desk.work("w.0")

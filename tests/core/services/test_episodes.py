@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
 from headrace.contract import Completion, Episode, Score, VersionSpan
-from headrace.contract.columns import BEHAVIOUR_LOGPROBS, LOSS_MASK, TOKEN_VERSIONS, VERSION
+from headrace.contract.columns import BEHAVIOUR_LOGPROBS, GREEDY, LOSS_MASK, TOKEN_VERSIONS, VERSION
 from headrace.errors import ContractError
 from headrace.services.episodes import checked_episode, finished, rows_of
 from headrace.services.messages import Member, WorkItem
@@ -53,6 +54,14 @@ def test_older_tokens_can_be_left_out_of_the_loss_and_the_row_is_no_younger_for_
     assert rows.ragged(BEHAVIOUR_LOGPROBS)[0].tolist() == [0] * 5 + LOGPROBS[3:].tolist()
     assert rows.ragged(TOKEN_VERSIONS)[0].tolist() == [-1, -1, 6, 6, 7, 9, 9]
     assert rows.dense(VERSION).tolist() == [6]
+
+
+def test_a_row_says_whether_it_is_a_greedy_answer_where_it_is_asked() -> None:
+    greedy, episodes = msgspec.structs.replace(MEMBER, trajectory=9, greedy=True), [episode((6, 0, 5))] * 2
+    scores = [Score(reward=1.0)] * 2
+    asked = msgspec.structs.replace(item(), columns=("greedy",))
+    assert rows_of(asked, [MEMBER, greedy], episodes, scores).dense(GREEDY).tolist() == [False, True]
+    assert GREEDY not in rows_of(item(), [MEMBER, greedy], episodes, scores).columns
 
 
 @pytest.mark.parametrize("mask_older", [True, False])

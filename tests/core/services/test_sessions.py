@@ -25,10 +25,17 @@ ANSWER = Completion(
 class Bench:
     """One trajectory at instance ``a``, in lockstep with another."""
 
-    def __init__(self, *, instance: str = "a", attempt: int = 0) -> None:
+    def __init__(self, *, instance: str = "a", attempt: int = 0, greedy: bool = False) -> None:
         self.peers = {name: Peer(name) for name in ("a", "b", "controller")}
         member = Member(
-            trajectory=7, task=0, instance=instance, seed=5, attempt=attempt, cohort="rollout-3", cohort_size=2
+            trajectory=7,
+            task=0,
+            instance=instance,
+            seed=5,
+            attempt=attempt,
+            cohort="rollout-3",
+            cohort_size=2,
+            greedy=greedy,
         )
         item = WorkItem(
             kind="rollout", group=3, version=3, split="train", members=[member], max_new_tokens=4, temperature=1.0
@@ -208,3 +215,13 @@ async def test_a_timeout_of_the_environment_itself_stays_its_own() -> None:
         async with OwnTime(60.0).bounded("the episode"):
             raise TimeoutError("of a tool")
     assert str(raised.value) == "of a tool"
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+async def test_a_greedy_member_of_a_group_decodes_greedily(greedy: bool) -> None:
+    bench = Bench(greedy=greedy)
+    answer = await bench.generate()
+    bench.peers["a"].answer("generate", Generated(completion=ANSWER))
+    assert await answer is ANSWER
+    ((_, call),) = bench.peers["a"].asked
+    assert call.request.sampling.greedy == greedy

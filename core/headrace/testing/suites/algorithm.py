@@ -25,6 +25,7 @@ from headrace.contract.columns import (
     ADVANTAGES,
     BEHAVIOUR_LOGPROBS,
     DENOMINATOR,
+    GREEDY_REWARD,
     GROUP,
     LOSS_MASK,
     LOSS_WEIGHTS,
@@ -104,7 +105,8 @@ class AlgorithmContract(PluginContract):
     @rule("A group of equal rewards teaches nothing: no row of it has a gradient.")
     def test_a_group_of_equal_rewards_teaches_nothing(self, plugin: Algorithm) -> None:
         needs = plugin.needs(plugin.settings)
-        if not needs.rollout or needs.min_group_size < 2 or needs.reference_logprobs:
+        compares = needs.min_group_size > 1 or needs.greedy_reward
+        if not needs.rollout or not compares or needs.reference_logprobs:
             pytest.skip("the algorithm does not compare the members of a group, or trains on more than rewards")
         taught = _taught(plugin.prepare(_groups(UNEQUAL, EQUAL)))[4:]
         check(not taught.any(), f"rows {np.flatnonzero(taught).tolist()} of the group have a gradient")
@@ -192,8 +194,8 @@ class AlgorithmContract(PluginContract):
 
 
 def _groups(*rewards: Sequence[float]) -> Batch:
-    """Groups of four rows of different lengths, a prompt of two tokens each; with values and rewards of turns, which
-    only an algorithm that needs them reads."""
+    """Groups of four rows of different lengths, a prompt of two tokens each; with values, rewards of turns, and the
+    first member's as that of a greedy answer, which only an algorithm that needs them reads."""
     flat = np.array([reward for group in rewards for reward in group], dtype=np.float32)
     lengths = [2 + 1 + (3 * row) % 5 for row in range(len(flat))]
     generator = np.random.default_rng(0)
@@ -208,6 +210,9 @@ def _groups(*rewards: Sequence[float]) -> Batch:
             BEHAVIOUR_LOGPROBS: mask.like(behaviour),
             VALUES: mask.like(np.where(mask.values, 0.25, 0.0).astype(np.float32)),
             REWARD: flat,
+            GREEDY_REWARD: np.repeat([group[0] for group in rewards], [len(group) for group in rewards]).astype(
+                np.float32
+            ),
             TURN_REWARDS: Ragged.from_arrays(
                 [np.eye(1, n, n - 1)[0] * r for n, r in zip(lengths, flat, strict=True)], dtype=np.float32
             ),

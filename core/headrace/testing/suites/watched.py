@@ -32,6 +32,7 @@ _PHASE = {
     "steps": 1,
     "until": None,
     "stages": ["advantage"],
+    "greedy": False,
 }
 
 
