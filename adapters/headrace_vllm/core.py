@@ -7,12 +7,17 @@ afterwards what it serves.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from headrace.contract.generation import GenerationRequest
 from headrace.errors import EngineError
 from headrace_vllm.tokens import salt, sampling_arguments, tempering_arguments, version_of
+
+T = TypeVar("T")
+
+LOOK_SECONDS = 0.5
+"""Between two looks whether vLLM lives, while it owes an answer."""
 
 
 class Core:
@@ -66,7 +71,7 @@ class Core:
 
     async def version(self) -> int:
         """Of the weights that vLLM has, as it says."""
-        return version_of(await self._engine.get_weight_version())
+        return version_of(await self._answered(self._engine.get_weight_version()))
 
     async def label(self, version: int) -> None:
         """Name the weights that vLLM has."""
@@ -81,6 +86,9 @@ class Core:
     async def load(self, info: Mapping[str, Any], version: int) -> None:
         """Have vLLM take up the staged weights, while nothing is being generated. What it raises leaves it with weights
         of which nobody knows what they are."""
+        await self._answered(self._load(info, version))
+
+    async def _load(self, info: Mapping[str, Any], version: int) -> None:
         engine = self._engine
         await engine.pause_generation(mode="keep", clear_cache=True)  # a step between two of these calls would kill it
         await engine.start_weight_update()
@@ -89,6 +97,17 @@ class Core:
         await self.label(version)
         await engine.resume_generation()
         await engine.reset_prefix_cache()
+
+    async def _answered(self, asked: Coroutine[Any, Any, T]) -> T:
+        """What vLLM was asked: of a process that has died no answer comes, nor an error. Raises what it says when it is
+        dead."""
+        answer = asyncio.ensure_future(asked)
+        try:
+            while not (await asyncio.wait({answer}, timeout=LOOK_SECONDS))[0]:
+                await self.check()
+            return answer.result()
+        finally:
+            answer.cancel()
 
     async def check(self) -> None:
         """Raises what vLLM says when it is dead."""

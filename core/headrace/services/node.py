@@ -173,11 +173,12 @@ async def serve(spec: NodeSpec) -> None:
         stopped = asyncio.create_task(stop.wait())
         ends: set[asyncio.Future[Any]] = {beat, stopped, service.failed}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
         for ended in (service.failed, beat):
             if ended.done():
+                beat.cancel()  # a node that cannot end either is silent, and is killed for it
                 ended.result()
         beat.cancel()
-        stopped.cancel()
     finally:
         await server.close()
         await service.cancel_background()
