@@ -20,6 +20,8 @@ WORDS = {
     "dtype": "computes in",
     "max_length": "longest sequence",
     "low_bit": "low-bit weights",
+    "adapters": "base and adapters apart",
+    "adapter": "trains an adapter alone",
     "snapshots": "frozen snapshots",
     "scratch": "makes fresh models",
     "values": "critic",
