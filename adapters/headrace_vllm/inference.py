@@ -27,13 +27,13 @@ from headrace.contract.inference import (
 from headrace.contract.setup import Setup
 from headrace.contract.weights import WeightManifest
 from headrace.errors import EngineError, HeadraceError, PluginError
-from headrace_vllm.checkpoint import Checkpoint, read_checkpoint
+from headrace_serving.checkpoint import Checkpoint, read_checkpoint
+from headrace_serving.staging import StagedWeights
+from headrace_serving.update import StagedUpdate
 from headrace_vllm.core import Core
 from headrace_vllm.launch import CPU_SETUP, OWN, TESTED, open_engine, set_environment
-from headrace_vllm.staging import StagedWeights
 from headrace_vllm.stats import LatestStats
 from headrace_vllm.tokens import Answer
-from headrace_vllm.update import VllmWeightUpdate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class VllmInferenceEngine(InferenceEngine, Scoring):
         self._live: dict[int, str | None] = {}
         """The version that is served, and its digest; None for the weights loaded at start."""
         self._open: dict[str, _Open] = {}
-        self._updates: dict[int, VllmWeightUpdate] = {}
+        self._updates: dict[int, StagedUpdate] = {}
         self._turn = asyncio.Lock()
         """Held while weights change, and by whoever relies on those of now."""
         self._generated = 0
@@ -268,7 +268,7 @@ class VllmInferenceEngine(InferenceEngine, Scoring):
         assert self._checkpoint is not None
         live = manifest.version in self._live
         staged = None if live else await asyncio.to_thread(StagedWeights, manifest, self._checkpoint)
-        update = VllmWeightUpdate(manifest, staged, self._commit)
+        update = StagedUpdate(manifest, staged, self._commit)
         if not live:
             earlier = self._updates.get(manifest.version)
             self._updates[manifest.version] = update

@@ -1,4 +1,4 @@
-"""Weights on their way to vLLM: complete and intact, or not handed over."""
+"""Weights on their way to an engine in other processes: complete and intact, or not handed over."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors import safe_open
 
 from headrace.contract import Array, WeightManifest
 from headrace.errors import EngineError
 from headrace.testing.suites.serving import manifest_of
 from headrace.testing.tensors import write_tensors
-from headrace_vllm.checkpoint import Checkpoint, read_checkpoint
-from headrace_vllm.staging import StagedWeights
+from headrace_serving.checkpoint import Checkpoint, read_checkpoint
+from headrace_serving.staging import StagedWeights
 
 CONFIG = '{"vocab_size": 7, "max_position_embeddings": 64, "tie_word_embeddings": %s}'
 
@@ -48,7 +49,7 @@ def put(staged: StagedWeights, arrived: Mapping[str, Array]) -> None:
 
 
 def read(staged: StagedWeights) -> dict[str, Array]:
-    """As vLLM's processes do: by path, dtype, shape and place."""
+    """As an engine's processes do: by path, dtype, shape and place."""
     info = staged.update_info()
     data = Path(info["path"]).read_bytes()
     assert len(data) == info["nbytes"]
@@ -159,4 +160,17 @@ def test_an_untied_head_must_come(tmp_path: Path) -> None:
 def test_closing_twice_is_closing_once(checkpoint: Checkpoint) -> None:
     staged = StagedWeights(manifest_of(tensors(), 1), checkpoint)
     staged.close()
+    staged.close()
+
+
+def test_what_was_put_is_a_weight_file(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    narrow_first = dict(reversed(tensors().items()))
+    staged = StagedWeights(manifest_of(narrow_first, 1), checkpoint)
+    put(staged, narrow_first)
+    whole = {name: tensor for name, tensor in narrow_first.items() if tensor.dtype == np.float32}
+    (tmp_path / "staged.safetensors").symlink_to(staged.path)
+    with safe_open(tmp_path / "staged.safetensors", framework="numpy") as opened:
+        assert set(opened.keys()) == set(narrow_first)
+        for name, tensor in whole.items():
+            np.testing.assert_array_equal(opened.get_tensor(name), tensor)
     staged.close()

@@ -20,7 +20,7 @@ class Checkpoint:
     shapes: dict[str, tuple[int, ...]]
     """Of every tensor, by name; of tied ones the embedding alone."""
     optional: frozenset[str]
-    """Tensors that may be there as well, and that vLLM does not load: the output head where it is the embedding."""
+    """Tensors that may be there as well, and that engines do not load: the output head where it is the embedding."""
 
 
 _HEAD = "lm_head.weight"

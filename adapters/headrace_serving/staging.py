@@ -1,11 +1,15 @@
-"""The tensors of a new version in memory that vLLM's processes can map, until they are loaded.
+"""The tensors of a new version in memory that an engine's processes can map, until they are loaded.
 
-Invariant: what is handed to vLLM is whole, has the manifest's checksums, and is exactly what the model is made of. vLLM
-itself leaves a layer as it was when its tensors are missing, and does not check what it is given.
+What lies there is a weight file in the safetensors format (https://huggingface.co/docs/safetensors): 8 bytes with the
+length of the header, the header, JSON, then the tensors, one after the other.
+
+Invariant: what is handed to an engine is whole, has the manifest's checksums, and is exactly what the model is made of.
+Engines leave a layer as it was when its tensors are missing, and do not check what they are given.
 """
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 from typing import Any
@@ -16,9 +20,24 @@ import xxhash
 
 from headrace.contract.columns import Array
 from headrace.contract.weights import TensorInfo, WeightManifest
-from headrace_vllm.checkpoint import Checkpoint
+from headrace_serving.checkpoint import Checkpoint
 
+FORMAT_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
 _ALIGNMENT = 64
+"""Of the first tensor. Those of wider numbers lie before others, and so each is aligned as its numbers are."""
 _SHOWN = 5
 
 
@@ -30,16 +49,23 @@ class StagedWeights:
         self._checkpoint = checkpoint
         self._infos = {info.name: info for info in manifest.tensors}
         self._places: dict[str, int] = {}
-        end = 0
-        for info in manifest.tensors:
-            self._places[info.name] = end
-            end += -(-_nbytes(info) // _ALIGNMENT) * _ALIGNMENT
-        self._size = max(end, 1)
+        header, size = _header(manifest)
+        begin = len(header)
+        for info in _in_order(manifest):
+            self._places[info.name] = begin
+            begin += _nbytes(info)
+        self._size = len(header) + size
         self._file = os.memfd_create(f"headrace version {manifest.version}")
         os.ftruncate(self._file, self._size)
         self._memory = mmap.mmap(self._file, self._size)
+        self._memory[: len(header)] = header
         self._staged: set[str] = set()
         self._faults: dict[str, str] = {}
+
+    @property
+    def path(self) -> str:
+        """Of the weight file, for every process of this user on this machine."""
+        return f"/proc/{os.getpid()}/fd/{self._file}"
 
     def put(self, name: str, tensor: Array) -> None:
         """Copy one tensor. What is wrong with it is told by :meth:`problems`; putting it again, right, mends that."""
@@ -69,9 +95,10 @@ class StagedWeights:
         return problems
 
     def update_info(self) -> dict[str, Any]:
-        """The arguments of :class:`headrace_vllm.worker.UpdateInfo`."""
+        """For processes that map the memory themselves: ``path``, ``nbytes``, and of all ``tensors`` name, dtype, shape
+        and first byte."""
         return {
-            "path": f"/proc/{os.getpid()}/fd/{self._file}",
+            "path": self.path,
             "nbytes": self._size,
             "tensors": [
                 [info.name, info.dtype, list(info.shape), self._places[info.name]] for info in self._infos.values()
@@ -97,10 +124,29 @@ class StagedWeights:
             return "not in the manifest"
         if tensor.dtype.name != info.dtype:
             return f"dtype {tensor.dtype.name}, the manifest says {info.dtype}"
+        if info.dtype not in FORMAT_DTYPES:
+            return f"dtype {info.dtype}, which weight files do not have"
         shape = self._checkpoint.shapes.get(name, info.shape)
         if tensor.shape != info.shape or info.shape != shape:
             return f"shape {tensor.shape}, manifest {info.shape}, model {shape}"
         return None
+
+
+def _in_order(manifest: WeightManifest) -> list[TensorInfo]:
+    return sorted(manifest.tensors, key=lambda info: -np.dtype(info.dtype).itemsize)
+
+
+def _header(manifest: WeightManifest) -> tuple[bytes, int]:
+    """What the weight file begins with, and how many bytes of tensors follow."""
+    entries: dict[str, Any] = {}
+    end = 0
+    for info in _in_order(manifest):
+        begin, end = end, end + _nbytes(info)
+        kind = FORMAT_DTYPES.get(info.dtype, info.dtype)
+        entries[info.name] = {"dtype": kind, "shape": list(info.shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text, end
 
 
 def _nbytes(info: TensorInfo) -> int:

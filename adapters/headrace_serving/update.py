@@ -1,4 +1,4 @@
-"""One weight update of the ``vllm`` inference engine, seen from the event loop."""
+"""One weight update of an engine in other processes, seen from the event loop."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from headrace.contract.columns import Array
 from headrace.contract.inference import WeightUpdate
 from headrace.contract.weights import WeightManifest
 from headrace.errors import EngineError
-from headrace_vllm.staging import StagedWeights
+from headrace_serving.staging import StagedWeights
 
 _COPIED_IN_PLACE = 1 << 18
 """Bytes of a tensor that the event loop copies itself: handing it to a thread would take longer."""
 
 
-class VllmWeightUpdate(WeightUpdate):
+class StagedUpdate(WeightUpdate):
     """Stages tensors beside what is served. ``commit``: makes what was staged the version that is served."""
 
     def __init__(
@@ -43,7 +43,7 @@ class VllmWeightUpdate(WeightUpdate):
                 await asyncio.to_thread(staged.put, name, tensor)
 
     async def commit(self) -> None:
-        """Verify all tensors and have vLLM load them."""
+        """Verify all tensors and have the engine load them."""
         async with self._lock:
             if not self._live:
                 await self._commit(self._manifest, self._open_stage())
