@@ -18,6 +18,7 @@ from headrace.flow import FlowState
 from headrace.flow.records import StoredGroup
 from headrace.observe.epochs import standing_checkpoints
 from headrace.observe.event_log import EventLog
+from headrace.registry import PluginSpec
 from headrace.run import checkpoint as checkpoints
 from headrace.run import keeper as module
 from headrace.run.checkpoint import Checkpoint
@@ -61,6 +62,11 @@ RESTORED: Any = SimpleNamespace(
     prompts=4, samples=8, optimizer_steps=2, evaluations={0: {"evaluation/greedy_accuracy": 0.5}}, quarantine=[3]
 )
 """As much of a run's state as is put back."""
+PHASE: Any = SimpleNamespace(
+    name="rl",
+    batch=SimpleNamespace(group_size=2),
+    algorithm=PluginSpec(role="algorithm", use="grpo", settings={}),
+)
 
 
 class Run:
@@ -76,9 +82,8 @@ class Run:
         self.attempts = SimpleNamespace(quarantine={8})
         self.displaced = 0
         self.evaluator = SimpleNamespace(results={})
-        phase = SimpleNamespace(batch=SimpleNamespace(group_size=2))
         parts: Any = SimpleNamespace(
-            job=SimpleNamespace(phases=[phase], checkpoint=self.kept),
+            job=SimpleNamespace(phases=[PHASE], checkpoint=self.kept),
             directory=self.directory,
             plane=self,
             trainer=self,
@@ -168,9 +173,8 @@ async def test_weights_rows_and_counters_come_back(run: Run, tmp_path: Path, mon
     monkeypatch.setattr(Checkpoint, "rows", lambda self: iter([batch([4, 5]), batch([8, 9])]))
     resumed = Checkpoint(tmp_path, RESTORED)
     await run.keeper.restore(resumed)
-    phase: Any = SimpleNamespace(name="rl", batch=SimpleNamespace(group_size=2))
     flow: Any = None
-    await run.keeper.put_back(PhaseRun(0, phase, "", resumed), flow)
+    await run.keeper.put_back(PhaseRun(0, PHASE, "", resumed), flow)
     assert run.did == [
         ("restore", str(tmp_path / "trainer")),
         ("put", [4, 5]),
@@ -192,9 +196,8 @@ async def test_rows_that_are_put_back_are_put_again_when_a_unit_is_lost_that_had
         run.displaced += len(run.did) in (1, 4)
 
     monkeypatch.setattr(run, "put", put_and_lose)
-    phase: Any = SimpleNamespace(name="rl", batch=SimpleNamespace(group_size=2))
     flow: Any = None
-    await run.keeper.put_back(PhaseRun(0, phase, "", Checkpoint(tmp_path, RESTORED)), flow)
+    await run.keeper.put_back(PhaseRun(0, PHASE, "", Checkpoint(tmp_path, RESTORED)), flow)
     assert run.did == [("put", [4, 5]), ("put", [8, 9])] * 3
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headrace.registry import PluginSpec
 from headrace.run.loop import TrainingLoop
 from headrace.run.parts import PhaseRun
 from support.desk import COLUMNS, turns
@@ -45,7 +46,10 @@ def one_batch(loop: TrainingLoop, flow: Any, batch: Callable[..., Any], patch: p
     patch.setattr(loop, "_begin_on_trainer", nothing)
     patch.setattr(loop, "_flow", lambda *_: flow)
     patch.setattr(loop, "_batch", batch)
-    phase: Any = SimpleNamespace(name="rl", steps=1, until=None, batch=SimpleNamespace(group_size=2))
+    algorithm = PluginSpec(role="algorithm", use="grpo", settings={})
+    phase: Any = SimpleNamespace(
+        name="rl", steps=1, until=None, batch=SimpleNamespace(group_size=2), algorithm=algorithm
+    )
     return loop._run_phase(PhaseRun(0, phase, "", None), publishes=False)
 
 
