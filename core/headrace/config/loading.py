@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.config.extending import read_extended
 from headrace.config.findings import raise_errors
 from headrace.config.schema import (
     EnvironmentConfig,
@@ -25,7 +26,7 @@ from headrace.config.schema import (
     Table,
     TrainerConfig,
 )
-from headrace.config.sources import Sources, read_sources
+from headrace.config.sources import Sources
 from headrace.config.transports import AUTO
 from headrace.errors import ConfigError, RunError
 from headrace.validation import Path as KeyPath
@@ -76,10 +77,10 @@ def core_keys(table: str) -> frozenset[str]:
 
 
 def load_job(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Job:
-    """Read a job file and apply ``a.b=value`` overrides. ConfigError (all problems at once) when it cannot be a job.
-    No plugin is imported: :func:`check_job` judges their settings."""
+    """Read a job file, with what it extends, and apply ``a.b=value`` overrides. ConfigError (all problems at once) when
+    it cannot be a job. No plugin is imported: :func:`check_job` judges their settings."""
     file = Path(path)
-    sources = read_sources(file, name=os.fspath(path))
+    sources = read_extended(file, name=os.fspath(path))
     for text in overrides:
         sources.override(text)
     return _load(sources, directory=file.resolve().parent)

@@ -46,7 +46,8 @@ class Sources:
 
     file: str
     data: dict[str, Any]
-    lines: dict[KeyPath, int] = field(default_factory=dict)
+    places: dict[KeyPath, str] = field(default_factory=dict)
+    """``FILE:LINE``, of the file itself or of one that it extends."""
     overrides: dict[KeyPath, str] = field(default_factory=dict)
 
     def origin(self, *candidates: KeyPath) -> str:
@@ -60,7 +61,7 @@ class Sources:
 
     def written(self, path: KeyPath) -> bool:
         """Whether the job says this itself."""
-        return path in self.lines or path in self.overrides
+        return path in self.places or path in self.overrides
 
     def value(self, path: KeyPath) -> Any:
         """What stands at ``path``, or None."""
@@ -92,7 +93,7 @@ class Sources:
             raise ConfigError(f"{'.'.join(keys[:-1])} is not a table", origin=origin, fix="set a key of a table")
         table[keys[-1]] = _parse_value(value.strip())
         path = (*path, keys[-1])
-        self.lines = {known: line for known, line in self.lines.items() if known[: len(path)] != path}
+        self.places = {known: place for known, place in self.places.items() if known[: len(path)] != path}
         self.overrides = {known: place for known, place in self.overrides.items() if known[: len(path)] != path}
         self.overrides[path] = origin
         _fill(self.overrides, path, table[keys[-1]])
@@ -100,14 +101,14 @@ class Sources:
     def _place(self, path: KeyPath) -> str:
         if path in self.overrides:
             return self.overrides[path]
-        if path not in self.lines:
+        if path not in self.places:
             return ""
         *table, key = (format_key(step) for step in path if isinstance(step, str))
         value = self.value(path)
         here = f"[{'.'.join(table)}] " if table else ""
         if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(v, dict) for v in value)):
-            return f"{self.file}:{self.lines[path]}  [{'.'.join([*table, key])}]"
-        return f"{self.file}:{self.lines[path]}  {here}{key} = {_short(format_value(value))}"
+            return f"{self.places[path]}  [{'.'.join([*table, key])}]"
+        return f"{self.places[path]}  {here}{key} = {_short(format_value(value))}"
 
 
 def read_sources(file: Path, *, name: str) -> Sources:
@@ -123,9 +124,9 @@ def read_sources(file: Path, *, name: str) -> Sources:
     except UnicodeDecodeError:
         raise ConfigError("the job file is not UTF-8 text", origin=name, fix="save it as UTF-8") from None
     try:
-        data, places = tomllib.loads(text), key_lines(text)
+        data, places = tomllib.loads(text), {path: f"{name}:{line}" for path, line in key_lines(text).items()}
         _fill(places, (), data)
-        return Sources(file=name, data=data, lines=places)
+        return Sources(file=name, data=data, places=places)
     except (ValueError, RecursionError) as error:  # beyond TOML's own: an endless number, or brackets in brackets
         line = re.search(r"at line (\d+)", str(error))
         number = int(line.group(1)) if line else text.rstrip().count("\n") + 1
