@@ -6,7 +6,7 @@ Invariant: the token at ``t`` is a function of the version's weights, the token 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -29,6 +29,7 @@ from headrace.contract import (
     WeightManifest,
     WeightUpdate,
 )
+from headrace.contract.adapters import adapted_weight, adapter_names, is_adapter, merged
 from headrace.errors import EngineError
 from headrace.testing.bigram import Bigram, draw, load_bigram, random_bigram
 from headrace.testing.trouble import FakeSettings, Trouble
@@ -41,6 +42,7 @@ class FakeInferenceSettings(FakeSettings):
     slots: int = 8
     live_versions: int = 4
     kv_migration: bool = True
+    adapters: bool = True
 
     def __post_init__(self) -> None:
         FakeSettings.__post_init__(self)
@@ -84,6 +86,8 @@ class FakeInferenceEngine(InferenceEngine, MultiVersion, KVMigration, TinyModels
         self._models: dict[int, Bigram] = {}
         self._digests: dict[int, str] = {}
         self._updates: dict[int, FakeWeightUpdate] = {}
+        self._held: dict[str, tuple[str, Array]] = {}
+        """Checksum and tensor of the base that the last version with an adapter has."""
         self._open: dict[str, Running] = {}
         self._outputs: asyncio.Queue[list[GenerationOutput] | None] = asyncio.Queue()
         self._work = asyncio.Event()
@@ -98,6 +102,7 @@ class FakeInferenceEngine(InferenceEngine, MultiVersion, KVMigration, TinyModels
             live_versions=settings.live_versions,
             deterministic=True,
             kv_migration=settings.kv_migration,
+            adapters=settings.adapters,
         )
 
     @classmethod
@@ -302,19 +307,35 @@ class FakeInferenceEngine(InferenceEngine, MultiVersion, KVMigration, TinyModels
             self._digests.clear()
         elif len(self._models) >= self._options.live_versions:
             raise EngineError(f"version {version} would exceed live_versions", fix="retire a version first")
-        self._models[version] = base.with_tensors(update.staged)
+        tensors = update.tensors()
+        if any(map(is_adapter, tensors)):
+            checksums = {info.name: info.checksum for info in update.manifest.tensors}
+            self._held = {n: (checksums[n], t) for n, t in tensors.items() if not is_adapter(n)}
+        self._models[version] = base.with_tensors(merged(tensors))
         self._digests[version] = update.manifest.digest
         del self._updates[version]
 
     def _problems(self, update: FakeWeightUpdate, base: Bigram) -> list[str]:
-        """Tensors of the manifest or of the model that are not there in their shape."""
+        """Tensors of the manifest or of the model that are not there in their shape, and adapters that do not fit."""
+        found = update.tensors()
         shapes = {name: tensor.shape for name, tensor in base.tensors.items()}
-        shapes |= {info.name: info.shape for info in update.manifest.tensors}
+        shapes |= _adapter_shapes(base, {info.name: info.shape for info in update.manifest.tensors})
         return [
             f"{name} of shape {shape} is missing"
             for name, shape in shapes.items()
-            if name not in update.staged or update.staged[name].shape != shape
+            if name not in found or found[name].shape != shape
         ]
+
+
+def _adapter_shapes(base: Bigram, manifest: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Of all that the manifest names, both halves of an adapter where it names one."""
+    shapes = dict(manifest)
+    for weight in {adapted_weight(name) for name in manifest if is_adapter(name)}:
+        a, b = adapter_names(weight)
+        rank = manifest.get(a, manifest.get(b, ())[::-1])[0]
+        rows, columns = base.tensors[weight].shape
+        shapes |= {a: (rank, columns), b: (rows, rank)}
+    return shapes
 
 
 def _seen(request: GenerationRequest, tokens: Sequence[int]) -> Array:
@@ -330,6 +351,17 @@ class FakeWeightUpdate(WeightUpdate):
         self.staged: dict[str, Array] = {}
         self._engine = engine
         self._done = live
+        self._kept: dict[str, Array] = {}
+        if any(is_adapter(info.name) for info in manifest.tensors):
+            held = [(info.name, engine._held.get(info.name), info.checksum) for info in manifest.tensors]
+            self._kept = {name: kept[1] for name, kept, checksum in held if kept and kept[0] == checksum}
+
+    def wants(self, name: str) -> bool:
+        return name not in self._kept
+
+    def tensors(self) -> dict[str, Array]:
+        """What was staged, and what of the version's base was there."""
+        return {**self._kept, **self.staged}
 
     async def apply(self, name: str, tensor: Array) -> None:
         if not self._done:

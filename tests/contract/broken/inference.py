@@ -43,7 +43,7 @@ class Broken(InferenceEngineContract):
 
     @pytest.fixture
     def plugin(self) -> InferenceEngine:
-        return self.Kind(FakeInferenceEngine.Settings(slots=4, kv_migration=False))
+        return self.Kind(FakeInferenceEngine.Settings(slots=4, kv_migration=False, adapters=False))
 
     @pytest.fixture
     def model_path(self, model: str) -> str:

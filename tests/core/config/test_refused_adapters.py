@@ -28,7 +28,7 @@ def test_an_adapter_is_not_trained_beside_a_quantisation_scheme() -> None:
 
 
 def test_an_adapter_is_not_trained_for_an_inference_engine_that_serves_none() -> None:
-    (error,) = errors(LORA, "rollout.use=headrace.testing:FakeInferenceEngine")
+    (error,) = errors(LORA, "rollout.use=headrace.testing:FakeInferenceEngine", "rollout.adapters=false")
     assert (
         "is set to train an adapter, and inference engine 'headrace.testing:FakeInferenceEngine' serves none" in error
     )

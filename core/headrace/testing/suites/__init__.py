@@ -11,6 +11,7 @@ A rule about a capability that the plugin does not have is skipped, with the rea
 it is, and what was seen. Invariant: a suite knows nothing of a plugin but its contract.
 """
 
+from headrace.testing.suites.adapters import AdapterContract
 from headrace.testing.suites.algorithm import AlgorithmContract
 from headrace.testing.suites.environment import EnvironmentContract
 from headrace.testing.suites.inference import InferenceEngineContract
@@ -26,6 +27,7 @@ from headrace.testing.suites.training import TrainingEngineContract
 from headrace.testing.suites.transport import WeightTransportContract
 
 __all__ = [
+    "AdapterContract",
     "AlgorithmContract",
     "EnvironmentContract",
     "InferenceEngineContract",

@@ -21,6 +21,7 @@ import pytest
 
 from headrace.contract import InferenceEngine, KVMigration, MultiVersion, Scoring
 from headrace.errors import EngineError
+from headrace.testing.suites.adapters import AdapterContract
 from headrace.testing.suites.kv_migration import KVMigrationContract
 from headrace.testing.suites.rules import check, raises_async, rule
 from headrace.testing.suites.serving import Answer, differ, request
@@ -30,7 +31,7 @@ HOT = 50.0
 """A temperature that makes any distribution flat."""
 
 
-class InferenceEngineContract(WeightUpdateRules, KVMigrationContract):
+class InferenceEngineContract(WeightUpdateRules, KVMigrationContract, AdapterContract):
     """Subclass it and override :meth:`plugin` and :meth:`model_path`. ``deadline``: seconds in which an engine must
     give some output; ``atol``: nats by which log-probs of the same token may differ between batches."""
 
