@@ -47,14 +47,14 @@ def error(scheme: Fp8E4M3, source: Weights) -> float:
     return relative_error(dequantize(parts, scheme.format, shape=weight.shape), weight)
 
 
-def test_d07_every_version_is_published_with_scales_of_its_own() -> None:
+def test_D07_every_version_is_published_with_scales_of_its_own() -> None:
     source, scheme = Weights(), Fp8E4M3(SETTINGS)
     assert error(scheme, source) == pytest.approx(0.026, abs=0.002)
     source.size = 3.0
     assert error(scheme, source) == pytest.approx(0.026, abs=0.002)
 
 
-def test_d07_weights_with_scales_of_an_earlier_version_are_not_published() -> None:
+def test_D07_weights_with_scales_of_an_earlier_version_are_not_published() -> None:
     source, scheme = Weights(), ScalesOnce(SETTINGS)
     assert error(scheme, source) == pytest.approx(0.026, abs=0.002)
     source.size = 3.0

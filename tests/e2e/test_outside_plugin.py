@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,12 @@ def run(*command: str, environment: dict[str, str]) -> str:
 
 def headrace(*words: str, environment: dict[str, str]) -> str:
     return run(sys.executable, "-m", "headrace", *words, environment=environment)
+
+
+def test_its_algorithm_is_one_file_of_under_60_lines_and_one_entry_point() -> None:
+    entry_points = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert entry_points["headrace.algorithm"] == {"capped_rloo": "headrace_parity.rloo:Rloo"}
+    assert len((EXAMPLE / "src" / "headrace_parity" / "rloo.py").read_text().splitlines()) < 60
 
 
 def test_its_plugins_are_listed_with_their_distribution(outside: dict[str, str]) -> None:

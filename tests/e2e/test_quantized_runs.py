@@ -32,7 +32,9 @@ def completed(run: Any) -> Any:
 
 
 @pytest.mark.parametrize("scheme", ["w8a8_int8", "w4a16_int4"])
-def test_an_aligned_trainer_has_the_log_probs_of_its_rollout_and_another_has_not(start: Start, scheme: str) -> None:
+def test_QRL_4_an_aligned_trainer_has_the_log_probs_of_its_rollout_and_another_has_not(
+    start: Start, scheme: str
+) -> None:
     low_bit = f"quantization.scheme={scheme}"
     aligned = mismatches(completed(start(*SHORT, low_bit)))
     plain = mismatches(completed(start(*SHORT, low_bit, "quantization.align=false")))

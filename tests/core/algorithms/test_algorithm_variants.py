@@ -220,15 +220,9 @@ def test_QRL_6_repeating_the_response_changes_nothing(advantage: float, delta: f
     assert tbpo(advantage, delta, 0.1, length=4)[0] == pytest.approx(tbpo(advantage, delta, 0.1, length=8)[0])
 
 
-def test_QRL_8_the_loss_of_a_failed_answer_is_bounded_whatever_its_tokens() -> None:
-    for delta in (1.0, 10.0, 1e3):
-        loss, _ = tbpo(-1.0, delta, delta)
-        assert 0 < loss <= 2.0 * (1 + 7e-4)
-
-
-@pytest.mark.parametrize(("advantage", "delta"), [(+1.0, -0.3), (+1.0, 1e-3), (-1.0, -1e-3), (-1.0, 5e-4)])
-def test_QRL_9_within_its_band_tbpo_is_gspo(advantage: float, delta: float) -> None:
-    current = torch.full((4,), -1.0 + delta, dtype=torch.float64)
+def gspo(advantage: float, delta: float) -> tuple[float, Tensor]:
+    """As :func:`tbpo`, of a rollout by the proximal policy."""
+    current = torch.full((4,), -1.0 + delta, dtype=torch.float64, requires_grad=True)
     inputs = LossInputs(
         logprobs=current,
         weights=torch.full((4,), 0.25, dtype=torch.float64),
@@ -239,8 +233,29 @@ def test_QRL_9_within_its_band_tbpo_is_gspo(advantage: float, delta: float) -> N
             BEHAVIOUR_LOGPROBS: torch.full((4,), -1.0, dtype=torch.float64),
         },
     )
-    gspo = policy_loss(inputs, **Gspo(Gspo.Settings()).loss(temperature=1.0).settings)
-    assert gspo.numerator.item() == pytest.approx(tbpo(advantage, delta, 0.0)[0])
+    output = policy_loss(inputs, **Gspo(Gspo.Settings()).loss(temperature=1.0).settings)
+    output.numerator.backward()
+    assert current.grad is not None
+    return output.numerator.item(), current.grad
+
+
+def test_QRL_8_the_loss_of_a_failed_answer_is_bounded_whatever_its_tokens() -> None:
+    for delta in (1.0, 10.0, 1e3):
+        loss, _ = tbpo(-1.0, delta, delta)
+        assert 0 < loss <= 2.0 * (1 + 7e-4)
+
+
+def test_QRL_8_that_of_gspo_is_not_and_goes_on_to_push() -> None:
+    assert gspo(-1.0, 2.0)[0] == pytest.approx(7.389, rel=1e-4)
+    assert gspo(-1.0, 1e-3)[1].all()
+    assert not tbpo(-1.0, 1e-3, 0.0)[1].any()
+
+
+@pytest.mark.parametrize(("advantage", "delta"), [(+1.0, -0.3), (+1.0, 1e-3), (-1.0, -1e-3), (-1.0, 5e-4)])
+def test_QRL_9_within_its_band_tbpo_is_gspo(advantage: float, delta: float) -> None:
+    (ours, gradient), (theirs, plain) = tbpo(advantage, delta, 0.0), gspo(advantage, delta)
+    assert ours == pytest.approx(theirs)
+    torch.testing.assert_close(gradient, plain)
 
 
 def test_QRL_5_the_first_mini_batch_after_a_rollout_is_not_clipped() -> None:

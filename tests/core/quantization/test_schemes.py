@@ -90,7 +90,7 @@ def test_packing_loses_nothing(values: Array) -> None:
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
 @given(weight=WEIGHTS)
-def test_what_is_quantised_again_is_the_same(fmt: LowBitFormat, weight: Array) -> None:
+def test_QRL_2_what_is_quantised_again_is_the_same(fmt: LowBitFormat, weight: Array) -> None:
     once = quantize_blocks(weight, fmt)
     again = quantize_blocks(dequantize(once, fmt, shape=weight.shape), fmt)
     assert {k: v.tobytes() for k, v in once.items()} == {k: v.tobytes() for k, v in again.items()}
@@ -98,7 +98,7 @@ def test_what_is_quantised_again_is_the_same(fmt: LowBitFormat, weight: Array) -
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
 @given(weight=WEIGHTS)
-def test_an_error_is_at_most_half_a_step_of_the_grid(fmt: LowBitFormat, weight: Array) -> None:
+def test_QRL_2_an_error_is_at_most_half_a_step_of_the_grid(fmt: LowBitFormat, weight: Array) -> None:
     parts = quantize_blocks(weight, fmt)
     scale = per_weight(parts["weight_scale"], fmt, shape=weight.shape).astype(np.float64)
     error = np.abs(dequantize(parts, fmt, shape=weight.shape).astype(np.float64) - weight)

@@ -144,7 +144,7 @@ def scored(engine: TorchTrainingEngine, batch: Batch, **options: Any) -> Ragged:
     return found
 
 
-def test_an_aligned_trainer_and_its_engine_agree_and_an_unaligned_one_does_not(
+def test_QRL_4_an_aligned_trainer_and_its_engine_agree_and_an_unaligned_one_does_not(
     scheme: Quantization, model: str, trainer: Any
 ) -> None:
     aligned, plain, batch = trainer(scheme), trainer(None), rows(count=20)
@@ -155,13 +155,13 @@ def test_an_aligned_trainer_and_its_engine_agree_and_an_unaligned_one_does_not(
     assert near * 20 < far
 
 
-def test_both_sides_publish_the_same_parts_of_the_same_weights(scheme: Quantization, trainer: Any) -> None:
+def test_QRL_1_both_sides_publish_the_same_parts_of_the_same_weights(scheme: Quantization, trainer: Any) -> None:
     aligned, _ = published(trainer(scheme).weight_source(), 0)
     plain, _ = published(LowBitSource(trainer(None).weight_source(), scheme), 0)
     assert aligned.digest == plain.digest
 
 
-def test_what_is_published_is_what_the_trainer_multiplies_by(scheme: Quantization, trainer: Any) -> None:
+def test_QRL_1_what_is_published_is_what_the_trainer_multiplies_by(scheme: Quantization, trainer: Any) -> None:
     engine = trainer(scheme)
     train(engine, steps=2)
     _, tensors = published(engine.weight_source(), 0)

@@ -180,7 +180,7 @@ def test_joined_weights_give_what_each_gives_side_by_side(scheme: Quantization) 
     torch.testing.assert_close(found, torch.cat([part.product(x) for part in parts], 1), rtol=1e-6, atol=1e-5)
 
 
-def test_the_gradient_of_a_weight_is_that_of_what_it_stands_for(scheme: Quantization) -> None:
+def test_QRL_3_the_gradient_of_a_weight_is_that_of_what_it_stands_for(scheme: Quantization) -> None:
     weight, x, g = drawn(32, 64, size=0.1), drawn(5, 64, seed=1), drawn(5, 32, seed=2)
     low_bit = held(scheme, weight)
     meaning = low_bit.numbers.clone().requires_grad_()
@@ -201,7 +201,7 @@ def test_a_narrow_model_gets_narrow_gradients(scheme: Quantization) -> None:
     assert (weight.grad.dtype, x.grad.dtype) == (torch.bfloat16, torch.bfloat16)  # type: ignore[union-attr]
 
 
-def test_steps_below_one_of_the_grid_add_up_in_the_weight(scheme: Quantization) -> None:
+def test_QRL_3_steps_below_one_of_the_grid_add_up_in_the_weight(scheme: Quantization) -> None:
     """A learner that kept its weights low-bit would lose most of them."""
     weight = drawn(32, 64, size=0.1)
     small = weight.abs() < 0.05  # so that no scale moves
