@@ -20,6 +20,7 @@ from areal.utils.functional import functional as areal
 from trl import GRPOTrainer
 from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo import core_algos as verl
+from verl.trainer.ppo import rollout_corr_helper as corrections
 from verl.workers.config.actor import ActorConfig
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
@@ -181,16 +182,31 @@ def advantages_of_verl(given: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
     whole = verl.compute_reinforce_plus_plus_outcome_advantage(at_end, mask, config=AlgoConfig(gamma=1.0))
     generalised, returns = verl.compute_gae_advantage_return(at_end, given["values"], mask, 0.99, 0.95)
     based = verl.compute_reinforce_plus_plus_baseline_outcome_advantage(rewards, mask, index)
+    greedy = verl.compute_remax_outcome_advantage(rewards, given["greedy"], every)
 
     return {
         "group std": found(verl.compute_grpo_outcome_advantage),
         "none": found(verl.compute_grpo_outcome_advantage, norm_adv_by_std_in_grpo=False),
         "leave one out": found(verl.compute_rloo_outcome_advantage),
+        "greedy": greedy[0][:, 0].numpy(),
         "whitened": whole[0][:, 0].numpy(),
         "none, whitened": based[0][:, 0].numpy(),
         "generalised": (generalised * mask).numpy(),
         "returns": (returns * mask).numpy(),
     }
+
+
+def corrections_of_verl(given: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """Per token: importance weights up to 2, and which tokens a band from 0.8 to 1.25 keeps."""
+    mask, moved = given["mask"].double(), given["proximal"] - given["behaviour"]
+    found = {}
+    for level, name in (("token", "token"), ("sequence", "sequence product")):
+        found[f"weight, {name}"] = corrections.compute_rollout_correction_weights(moved, mask, level, 2.0)[0]
+    for divergence, name in (("token", "token"), ("seq_sum", "sequence product"), ("seq_mean", "sequence geometric")):
+        found[f"kept, {name}"] = corrections.compute_rollout_rejection_mask(
+            moved, mask, f"{divergence}_k1", "0.8_1.25"
+        )[0]
+    return {name: tokens.numpy() for name, tokens in found.items()}
 
 
 def main() -> None:
@@ -207,6 +223,8 @@ def main() -> None:
             found[f"{peer}/{name}/gradient"] = (current.grad * given["mask"]).numpy()
     for name, advantages in advantages_of_verl(given).items():
         found[f"verl/advantages, {name}/value"] = advantages
+    for name, tokens in corrections_of_verl(given).items():
+        found[f"verl/{name}/value"] = tokens
     np.savez(result, **found)
 
 

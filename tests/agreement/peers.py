@@ -24,9 +24,11 @@ from headrace.contract import LossInputs
 from headrace.contract.columns import ADVANTAGES, BEHAVIOUR_LOGPROBS, PROXIMAL_LOGPROBS, REFERENCE_LOGPROBS
 from headrace_algorithms.advantages import Baseline, Scaling, group_relative
 from headrace_algorithms.aggregation import Aggregation, normalisers
+from headrace_algorithms.corrections import correct
 from headrace_algorithms.critic import value_error
 from headrace_algorithms.gae import generalised_advantages
 from headrace_algorithms.kl import importance_weighted, kl_estimate
+from headrace_algorithms.loss_settings import Level, LossSettings
 from headrace_algorithms.losses import policy_loss
 from headrace_algorithms.rows import Groups
 from headrace_algorithms.whitening import whitened
@@ -54,6 +56,7 @@ LOSSES: dict[str, tuple[dict[str, Any], Aggregation]] = {
     "cispo": ({"loss": "importance", "importance_cap": 5.0}, "token_mean"),
 }
 SCALINGS: dict[str, Scaling] = {"group std": "group_std", "none": "none", "leave one out": "leave_one_out"}
+LEVELS: tuple[Level, ...] = ("token", "sequence_product", "sequence_geometric")
 WHITENED: dict[str, Baseline] = {"whitened": "none", "none, whitened": "group_mean"}
 
 
@@ -69,6 +72,7 @@ def inputs_of(seed: int) -> Inputs:
         "mask": np.arange(LONGEST) < lengths[:, None],
         "group": np.repeat(np.arange(GROUPS), GROUP_SIZE),
         "reward": np.round(chance.uniform(0, 1, rows), 3),
+        "greedy": np.repeat(np.round(chance.uniform(0, 1, GROUPS), 3), GROUP_SIZE),
         "advantages": np.repeat(chance.normal(0, 1, rows)[:, None], LONGEST, axis=1),
         "behaviour": behaviour,
         "values": chance.normal(0, 0.5, shape),
@@ -118,6 +122,22 @@ def our_critic(given: Inputs) -> tuple[float, np.ndarray]:
     return gradient_of(value_error(current, old, returns, clip=0.5).mean(), current, mask)
 
 
+def our_corrections(given: Inputs) -> Found:
+    """Per token: weights up to 2, and which tokens a band from 0.8 to 1.25 keeps."""
+    mask = given["mask"]
+    moved = torch.from_numpy((given["proximal"] - given["behaviour"])[mask])
+    sequence = torch.from_numpy(np.repeat(np.arange(len(mask)), mask.sum(axis=1)))
+    found: Found = {}
+    for level in LEVELS:
+        band: dict[str, Any] = {"keep_level": level, "keep_floor": 0.8, "keep_cap": 1.25}
+        how = LossSettings(importance_level=level, importance_cap=2.0, **band)
+        correction = correct(moved, sequence, len(mask), how)
+        for name, tokens in (("weight", correction.weight), ("kept", correction.keep)):
+            padded = found[f"{name}, {level.replace('_', ' ')}/value"] = np.zeros(mask.shape)
+            padded[mask] = tokens.numpy()
+    return found
+
+
 def gradient_of(value: torch.Tensor, current: torch.Tensor, mask: np.ndarray) -> tuple[float, np.ndarray]:
     """Also, padded."""
     value.backward()
@@ -128,7 +148,7 @@ def gradient_of(value: torch.Tensor, current: torch.Tensor, mask: np.ndarray) ->
 
 
 def ours(given: Inputs) -> Found:
-    found: Found = {}
+    found: Found = our_corrections(given)
     losses = {name: our_loss(given, *how) for name, how in LOSSES.items()}
     losses |= {f"kl {estimator}": our_kl(given, estimator) for estimator in ("k1", "k2", "k3")}
     losses["critic"] = our_critic(given)
@@ -140,6 +160,10 @@ def ours(given: Inputs) -> Found:
     for name, scaling in SCALINGS.items():
         statistics = group_relative(given["reward"], groups, first=first, scaling=scaling)
         found[f"advantages, {name}/value"] = statistics.advantages
+    greedy = group_relative(
+        given["reward"], groups, first=first, scaling="none", baseline="greedy", greedy=given["greedy"]
+    )
+    found["advantages, greedy/value"] = greedy.advantages
     lengths = given["mask"].sum(axis=1)
     for name, baseline in WHITENED.items():
         statistics = group_relative(given["reward"], groups, first=first, scaling="none", baseline=baseline)
