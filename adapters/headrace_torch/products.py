@@ -24,10 +24,15 @@ def emulates_bfloat16() -> bool:
     return not (capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
+def computed_in(x: Tensor) -> torch.dtype:
+    """What products of ``x`` are computed in: its own dtype, where the processor has arithmetic for it."""
+    emulated = x.dtype == torch.bfloat16 and x.device.type == "cpu" and emulates_bfloat16()
+    return torch.float32 if emulated else x.dtype
+
+
 def factor(weight: Tensor) -> Tensor:
     """``weight`` as :func:`linear` multiplies it: kept that way, it is not converted anew for every product."""
-    emulated = weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and emulates_bfloat16()
-    return weight.float() if emulated else weight
+    return weight.to(computed_in(weight))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

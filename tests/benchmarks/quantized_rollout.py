@@ -41,7 +41,7 @@ from headrace_torch.inference import TorchInferenceEngine, TorchInferenceSetting
 from headrace_torch.low_bit import kernels
 from headrace_torch.model import Decoder, ModelConfig
 
-BATCHES = (1, 16, 64)
+BATCHES = (1, 8, 16, 64)
 PROMPT = 8
 TOKENS = 48
 """Of each answer."""
@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="the medians count")
     parser.add_argument("--models", default=",".join(SHAPES), help="which of small, medium, large")
     arguments = parser.parse_args()
-    exact = [way.__name__.strip("_") for way in kernels._ONEDNN if kernels._is_exact(way)]
+    exact = [way.__name__.strip("_") for way in kernels._WAYS if kernels._is_exact(way)]
     used = {"int8": exact[0] if exact else "float32", "int4": "packed" if kernels._int4_is_right() else "float32"}
     measured = {size: asyncio.run(measure(size, arguments.runs)) for size in arguments.models.split(",")}
     if arguments.json:

@@ -1,16 +1,18 @@
-"""Products of low-bit values on this processor, chosen by trial: a kernel is used where it proves to be right.
+"""Products of low-bit values on this processor, chosen by trial: of the kernels that prove to be right, the quickest.
 
-oneDNN multiplies bytes without a sign by bytes with one. Processors without VNNI add pairs of such products in 16 bits,
-which overflow when the first factors are above 127; there, what is above zero and what is below are multiplied apart,
-as further rows, so that weights are still read once.
+``torch._int_mm`` takes bytes with a sign, and sums their products in 32 bits. oneDNN's ``qlinear`` multiplies bytes
+without a sign by bytes with one. Processors without VNNI add pairs of such products in 16 bits, which overflow when the
+first factors are above 127; there, what is above zero and what is below are multiplied apart, as further rows, so that
+weights are still read once.
 
-A kernel adds up in 32 bits and gives float32, which has every whole number up to 2^24. Invariant: where no sum of these
-weights can be beyond it, sums of ``int8`` products are exact. Where one can, they are rounded, by oneDNN once for each
-token whatever others it is among.
+``qlinear`` gives float32, which has every whole number up to 2^24. Invariant: where no sum of these weights can be
+beyond it, sums of ``int8`` products are exact, whatever kernel they come from. Where one can, they are rounded: to
+nearest from ``_int_mm``; by ``qlinear`` once for each token, whatever others it is among.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import cache
 
@@ -29,15 +31,26 @@ _ZERO = 8
 """The stored value that stands for 0."""
 _WHOLE = 2**24
 """Up to here float32 has every whole number."""
+_FEW_ROWS = 2
+"""Up to here the kernel is used that is quickest for one, beyond that the one that is for 16."""
+_TRIALS, _TRIED = 8, 2048
+"""How often a kernel is timed, and with how many outputs and inputs at most."""
 
 
 def int8_product(values: Tensor) -> Product:
     """``values``: int8 [O, I], -127 to 127. The product takes int8 too, in the same range, and gives float32."""
-    ways = [way for way in _ONEDNN if values.device.type == "cpu" and _is_exact(way)]
+    ways = [way for way in _WAYS if values.device.type == "cpu" and _is_exact(way)]
     if not ways:
         return _floating(values)
     largest = _largest_sum(values)
-    return next((way for way in ways if _FACTORS[way] * largest <= _WHOLE), ways[-1])(values)
+    whole = [way for way in ways if _FACTORS[way] * largest <= _WHOLE]
+    if not whole:  # kernels round differently: one of them, for any number of tokens
+        return min(ways, key=lambda way: _FACTORS[way])(values)
+    outputs, inputs = (min(extent, _TRIED) for extent in values.shape)
+    for_few, for_many = (_quickest(tuple(whole), outputs, inputs, rows=rows) for rows in (1, 16))
+    few = for_few(values)
+    many = few if for_many is for_few else for_many(values)
+    return lambda x: few(x) if len(x) <= _FEW_ROWS else many(x)
 
 
 def _largest_sum(values: Tensor) -> int:
@@ -52,10 +65,16 @@ def _floating(values: Tensor) -> Product:
     return lambda x: F.linear(x.float(), weight)
 
 
+def _signed(values: Tensor) -> Product:
+    """Inputs as they are."""
+    weight = values.T
+    return lambda x: torch._int_mm(x, weight).float()
+
+
 def _shifted(values: Tensor) -> Product:
     """Inputs with 128 added; the kernel takes off again what that adds."""
     multiply = _onednn(values, zero=128)
-    return lambda x: multiply((x.to(torch.int16) + 128).to(torch.uint8))
+    return lambda x: multiply(x.view(torch.uint8) ^ 128)
 
 
 def _parted(values: Tensor) -> Product:
@@ -69,8 +88,8 @@ def _parted(values: Tensor) -> Product:
     return product
 
 
-_ONEDNN = (_shifted, _parted)
-_FACTORS = {_shifted: 255, _parted: 127}
+_WAYS = (_signed, _shifted, _parted)
+_FACTORS = {_signed: 127, _shifted: 255, _parted: 127}
 """The largest input that a kernel gets."""
 
 
@@ -105,6 +124,28 @@ def _is_exact(way: Callable[[Tensor], Product]) -> bool:
         return all(torch.equal(product(x[:rows]), exact[:rows]) for rows in (1, 5))
     except (AttributeError, NotImplementedError, RuntimeError):  # this build of torch has no such kernel
         return False
+
+
+@cache
+def _quickest(
+    ways: tuple[Callable[[Tensor], Product], ...], outputs: int, inputs: int, *, rows: int
+) -> Callable[[Tensor], Product]:
+    """Of exact kernels, for weights of this shape and this many tokens. Whichever it is, the numbers are the same."""
+    if len(ways) == 1:
+        return ways[0]
+    values = torch.ones(outputs, inputs, dtype=torch.int8)
+    x = torch.ones(rows, inputs, dtype=torch.int8)
+
+    def seconds(way: Callable[[Tensor], Product]) -> float:
+        product = way(values)
+        took = []
+        for _ in range(_TRIALS):
+            started = time.perf_counter()
+            product(x)
+            took.append(time.perf_counter() - started)
+        return min(took)
+
+    return min(ways, key=seconds)
 
 
 def int4_product(values: Tensor, scales: Tensor, *, group: int) -> Product | None:

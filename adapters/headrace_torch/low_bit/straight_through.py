@@ -2,7 +2,8 @@
 
 With y = x̂ ŵᵀ: the gradient of w is that of ŵ, gᵀ x̂, and the gradient of x that of x̂, g ŵ. Nothing is masked: a scheme
 whose scales come from the largest weight, as those built in do, clamps none, and where another one does, a clamped
-weight gets its gradient all the same, or it could never come back.
+weight gets its gradient all the same, or it could never come back. Products are of the dtype of x, as those of a layer
+that is not low-bit: ŵ and x̂ are rounded to it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headrace_torch.low_bit.weight import LowBitWeight
+from headrace_torch.products import computed_in
 
 
 def straight_through(x: Tensor, weight: Tensor, low_bit: LowBitWeight) -> Tensor:
@@ -29,7 +31,9 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        (x,), low_bit, gradient = ctx.saved_tensors, ctx.low_bit, gradients[0].float()
-        of_x = (gradient @ low_bit.numbers).to(x.dtype) if ctx.needs_input_grad[0] else None
-        of_weight = (gradient.T @ low_bit.inputs(x)).to(ctx.dtype) if ctx.needs_input_grad[1] else None
+        (x,), low_bit = ctx.saved_tensors, ctx.low_bit
+        kind = computed_in(x)
+        gradient = gradients[0].to(kind)
+        of_x = (gradient @ low_bit.numbers_in(kind)).to(x.dtype) if ctx.needs_input_grad[0] else None
+        of_weight = (gradient.T @ low_bit.inputs(x).to(kind)).to(ctx.dtype) if ctx.needs_input_grad[1] else None
         return of_x, of_weight, None
