@@ -137,3 +137,10 @@ def test_every_example_job_passes_the_checks(path: Path, tmp_path: Path) -> None
     pretrained = "path" in tomllib.loads(path.read_text()).get("model", {})
     job = load_job(path, [f"model.path={tmp_path}"] if pretrained else [])
     assert [str(finding) for finding in check_job(job)] == []
+
+
+def test_the_table_of_recipes_has_each_under_the_name_of_its_job() -> None:
+    folder = ROOT / "examples" / "recipes"
+    recipes, table = sorted(folder.glob("*.toml")), (folder / "README.md").read_text()
+    assert [recipe.name for recipe in recipes if f"\n| [{recipe.stem}]({recipe.name}) |" not in table] == []
+    assert [load_job(recipe).job.name for recipe in recipes] == [recipe.stem.replace("_", "-") for recipe in recipes]
