@@ -12,6 +12,7 @@ from headrace.registry import listing, load
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- capabilities: written by make format -->", "<!-- end of capabilities -->"
 WORDS = {
+    "instances": "instances",
     "slots": "requests at once",
     "live_versions": "policy versions at once",
     "deterministic": "same batches in every run",
@@ -27,7 +28,7 @@ WORDS = {
     "values": "critic",
 }
 """Of fields; others are their own."""
-ABSENT = {"max_length": "the model's"}
+ABSENT = {"instances": "any number", "max_length": "the model's"}
 """What None means."""
 
 

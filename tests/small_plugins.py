@@ -74,6 +74,15 @@ class Engine(InferenceEngine, MultiVersion):
 
 
 @concrete
+class Couple(Engine):
+    """Of which a job has two at most."""
+
+    @classmethod
+    def capabilities(cls, settings: Any) -> InferenceCapabilities:
+        return InferenceCapabilities(instances=2)
+
+
+@concrete
 class Boaster(InferenceEngine):
     """Declares several versions and is not MultiVersion."""
 

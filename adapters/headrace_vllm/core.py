@@ -1,4 +1,4 @@
-"""A running vLLM, in the adapter's words.
+"""A running vLLM, in the adapter's words, wherever it runs.
 
 Invariant: weights change only while nothing is being generated, in one session from start to finish; vLLM is asked
 afterwards what it serves.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from headrace.contract.generation import GenerationRequest
 from headrace.errors import EngineError
@@ -20,49 +20,75 @@ LOOK_SECONDS = 0.5
 """Between two looks whether vLLM lives, while it owes an answer."""
 
 
+class Vllm(Protocol):
+    """What is asked of vLLM, in this process (:mod:`headrace_vllm.own`) or of a server
+    (:mod:`headrace_vllm.attached`)."""
+
+    tells_versions: bool
+    """vLLM reports with each answer which weights sampled its tokens, as it does from 0.32 on."""
+
+    async def add(
+        self, name: str, token_ids: Sequence[int], salt: str, arguments: Mapping[str, Any], *, stream: bool
+    ) -> Any:
+        """Where the replies to a request appear: ``get_nowait``, ``get`` and ``close``. ``arguments``: of
+        ``SamplingParams``, less ``output_kind``."""
+
+    async def abort(self, names: Sequence[str]) -> None:
+        """Each ends with a last reply; unknown ones are ignored."""
+
+    async def weight_version(self) -> str:
+        """The label of the weights."""
+
+    async def label(self, version: str) -> None:
+        """Give the weights a label."""
+
+    async def load(self, info: Mapping[str, Any]) -> None:
+        """Take up the weights that ``info`` describes (``StagedWeights.update_info``), while paused."""
+
+    async def pause(self) -> None:
+        """No step is taken any more."""
+
+    async def resume(self) -> None:
+        """Steps are taken again, on keys and values of requests of now alone."""
+
+    async def check(self) -> None:
+        """Raises what is wrong when it is dead."""
+
+    async def close(self) -> None:
+        """Be done with it."""
+
+
 class Core:
-    """``engine``: an ``AsyncLLM`` (:func:`headrace_vllm.launch.open_engine`)."""
+    """One vLLM."""
 
-    def __init__(self, engine: Any, *, context: int) -> None:
+    def __init__(self, vllm: Vllm, *, context: int) -> None:
         """``context``: tokens of the longest sequence."""
-        from vllm import SamplingParams
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-        from vllm.outputs import CompletionOutput
-        from vllm.sampling_params import RequestOutputKind
-
-        self.tells_versions = "weight_versions" in CompletionOutput.__dataclass_fields__
-        """vLLM reports with each answer which weights sampled its tokens, as it does from 0.32 on."""
-        self._engine = engine
+        self.tells_versions = vllm.tells_versions
+        self._vllm = vllm
         self._context = context
-        self._params: Any = SamplingParams
-        self._kinds: Any = RequestOutputKind
-        self._update: Any = WeightTransferUpdateRequest
 
     async def add(self, request: GenerationRequest) -> Any:
-        """Where its replies appear: ``get_nowait``, ``get`` and ``close`` of vLLM's collector."""
-        kind = self._kinds.DELTA if request.stream else self._kinds.FINAL_ONLY
+        """Where its replies appear."""
         arguments = sampling_arguments(request, context=self._context)
-        return await self._engine.add_request(
-            request.request_id,
-            _prompt(request.prompt.tolist(), request.version),
-            self._params(**arguments, output_kind=kind),
-        )
+        prompt = request.prompt.tolist()
+        return await self._vllm.add(request.request_id, prompt, salt(request.version), arguments, stream=request.stream)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Each ends with a last reply; unknown ones are ignored."""
-        await self._engine.abort(list(request_ids))
+        await self._vllm.abort(request_ids)
 
     async def logprob(self, before: Sequence[int], token: int, *, version: int, temperature: float, name: str) -> float:
         """Of ``token`` after ``before``, as if it had been sampled: vLLM's log-probs of prompts are untempered."""
-        params = self._params(
+        arguments = {
             **tempering_arguments(temperature, greedy=False),
-            max_tokens=1,
-            ignore_eos=True,
-            detokenize=False,
-            logprob_token_ids=[token],
-            output_kind=self._kinds.FINAL_ONLY,
-        )
-        replies = await self._engine.add_request(name, _prompt(before, version), params)
+            "max_tokens": 1,
+            "ignore_eos": True,
+            "detokenize": False,
+            "logprobs": 2,
+            # A server tells of as many tokens as are asked for, the one that it sampled among them and before them.
+            "logprob_token_ids": [token, 0 if token else 1],
+        }
+        replies = await self._vllm.add(name, before, salt(version), arguments, stream=False)
         try:
             reply = await replies.get()
         finally:
@@ -71,11 +97,11 @@ class Core:
 
     async def version(self) -> int:
         """Of the weights that vLLM has, as it says."""
-        return version_of(await self._answered(self._engine.get_weight_version()))
+        return version_of(await self._answered(self._vllm.weight_version()))
 
     async def label(self, version: int) -> None:
         """Name the weights that vLLM has."""
-        await self._engine.update_weight_version(str(version))
+        await self._vllm.label(str(version))
         reported = await self.version()
         if reported != version:
             raise EngineError(
@@ -89,14 +115,10 @@ class Core:
         await self._answered(self._load(info, version))
 
     async def _load(self, info: Mapping[str, Any], version: int) -> None:
-        engine = self._engine
-        await engine.pause_generation(mode="keep", clear_cache=True)  # a step between two of these calls would kill it
-        await engine.start_weight_update()
-        await engine.update_weights(self._update(update_info=dict(info)))
-        await engine.finish_weight_update()
+        await self._vllm.pause()
+        await self._vllm.load(info)
         await self.label(version)
-        await engine.resume_generation()
-        await engine.reset_prefix_cache()
+        await self._vllm.resume()
 
     async def _answered(self, asked: Coroutine[Any, Any, T]) -> T:
         """What vLLM was asked: of a process that has died no answer comes, nor an error. Raises what it says when it is
@@ -111,18 +133,8 @@ class Core:
 
     async def check(self) -> None:
         """Raises what vLLM says when it is dead."""
-        await self._engine.check_health()
+        await self._vllm.check()
 
     async def close(self) -> None:
-        """End vLLM's processes and wait for them."""
-        engine, self._engine = self._engine, None
-        listening = getattr(engine, "output_handler", None)
-        if listening is not None:
-            listening.cancel()  # else it reports that what it listens to has died
-            await asyncio.wait([listening])
-        await asyncio.to_thread(engine.shutdown)
-
-
-def _prompt(token_ids: Sequence[int], version: int) -> dict[str, Any]:
-    """What vLLM's renderer makes of token ids: there is nothing left to render."""
-    return {"type": "token", "prompt_token_ids": list(token_ids), "cache_salt": salt(version)}
+        """End vLLM's processes and wait for them, if they are the adapter's own."""
+        await self._vllm.close()

@@ -1,4 +1,5 @@
-"""The ``vllm`` inference engine: an ``AsyncLLM`` in the node's process, whose core runs in a process beside it.
+"""The ``vllm`` inference engine: an ``AsyncLLM`` in the node's process, whose core runs in a process beside it, or a
+running server that is reached by its address.
 
 It serves one policy version at a time: a version that is committed takes the place of the one before it, when none of
 its requests is open. Invariant: while a request is open, the weights are those of the version it is pinned to; what
@@ -9,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -30,37 +31,14 @@ from headrace.errors import EngineError, HeadraceError, PluginError
 from headrace_serving.checkpoint import Checkpoint, read_checkpoint
 from headrace_serving.staging import StagedWeights
 from headrace_serving.update import StagedUpdate
-from headrace_vllm.core import Core
-from headrace_vllm.launch import CPU_SETUP, OWN, TESTED, open_engine, set_environment
+from headrace_vllm.attached import attach
+from headrace_vllm.core import Core, Vllm
+from headrace_vllm.launch import CPU_SETUP, TESTED, open_engine, set_environment
+from headrace_vllm.own import OwnVllm
+from headrace_vllm.server import Wanted
+from headrace_vllm.settings import VllmInferenceSettings
 from headrace_vllm.stats import LatestStats
 from headrace_vllm.tokens import Answer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VllmInferenceSettings:
-    """The ``[rollout]`` table of the ``vllm`` engine."""
-
-    slots: int = 64
-    """Sequences decoded at once."""
-    max_length: int | None = None
-    """Prompt and response tokens of a sequence; the model's own limit when absent."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    kv_bytes: int | None = None
-    """Memory for keys and values. Absent: 1 GiB on a CPU, vLLM's own share of the memory of a GPU."""
-    eager: bool | None = None
-    """Compute without compiling. Absent: on a CPU, where compiling takes minutes."""
-    engine: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of vLLM's ``AsyncEngineArgs``, by their names there."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.slots <= 1 << 16:
-            raise ValueError(f"slots must be 1 to {1 << 16}, got {self.slots}")
-        if self.max_length is not None and self.max_length < 2:
-            raise ValueError(f"max_length must be at least 2, got {self.max_length}")
-        if self.kv_bytes is not None and self.kv_bytes < 1:
-            raise ValueError(f"kv_bytes must be at least 1, got {self.kv_bytes}")
-        if taken := sorted(OWN & self.engine.keys()):
-            raise ValueError(f"engine must not set {', '.join(taken)}: settings of this table or the adapter do")
 
 
 @dataclass(slots=True, eq=False)
@@ -106,7 +84,16 @@ class VllmInferenceEngine(InferenceEngine, Scoring):
 
     @classmethod
     def preflight(cls, settings: Any, *, directory: str, origin: Callable[[str], str]) -> None:
-        """vLLM must be there. A folder of that name where the command is given looks like a package, without origin."""
+        """vLLM must be there, or what reaches a server of it. A folder of that name where the command is given looks
+        like a package, without origin."""
+        if settings.addresses:
+            if importlib.util.find_spec("aiohttp") is None:
+                raise PluginError(
+                    "inference_engine 'vllm' needs aiohttp to reach a server by its address",
+                    origin=origin("address"),
+                    fix="pip install aiohttp, or give an interpreter that has vLLM, which comes with it",
+                )
+            return
         spec = importlib.util.find_spec("vllm")
         if spec is None or spec.origin is None:
             raise PluginError(
@@ -119,21 +106,23 @@ class VllmInferenceEngine(InferenceEngine, Scoring):
     def capabilities(cls, settings: Any) -> InferenceCapabilities:
         """One version at a time."""
         return InferenceCapabilities(
-            slots=settings.slots, scoring=True, dtype=settings.dtype, max_length=settings.max_length
+            instances=len(settings.addresses) or None,
+            slots=settings.slots,
+            scoring=True,
+            dtype=settings.dtype,
+            max_length=settings.max_length,
         )
 
     async def start(self, context: InferenceContext) -> None:
-        """Start vLLM with ``context.model_path`` and serve it as ``context.version``."""
+        """Start vLLM with ``context.model_path`` and serve it as ``context.version``. A server of whatever weights is
+        said to serve that version; it must be of the same model."""
         if self._core is not None:
             raise self._error("started twice", fix="construct another engine")
         self._name = context.name
         self._checkpoint = await asyncio.to_thread(read_checkpoint, context.model_path)
         self._context = min(self._options.max_length or self._checkpoint.context, self._checkpoint.context)
-        set_environment(threads=context.threads)
         try:
-            # In a thread that lives as long as the event loop: vLLM's processes end with it.
-            engine = await asyncio.to_thread(self._open_engine, context.model_path)
-            self._core = Core(engine, context=self._context)
+            self._core = Core(await self._reach_vllm(context), context=self._context)
             await self._core.label(context.version)
         except HeadraceError:
             raise
@@ -141,18 +130,17 @@ class VllmInferenceEngine(InferenceEngine, Scoring):
             raise self._error(f"vLLM did not start: {error!r}", fix="see the instance's log above") from error
         self._live[context.version] = None
 
-    def _open_engine(self, model_path: str) -> Any:
+    async def _reach_vllm(self, context: InferenceContext) -> Vllm:
         options = self._options
-        return open_engine(
-            model_path=model_path,
-            slots=options.slots,
-            max_length=self._context,
-            dtype=options.dtype,
-            kv_bytes=options.kv_bytes,
-            eager=options.eager,
-            further=options.engine,
-            stats=self._stats,
+        if options.addresses:
+            wanted = Wanted(slots=options.slots, context=self._context, dtype=options.dtype)
+            return await attach(options.addresses, context.model_path, wanted, self._stats)
+        set_environment(threads=context.threads)
+        # In a thread that lives as long as the event loop: vLLM's processes end with it.
+        engine = await asyncio.to_thread(
+            open_engine, options, model_path=context.model_path, max_length=self._context, stats=self._stats
         )
+        return OwnVllm(engine)
 
     # ------------------------------------------------------------ generation
 

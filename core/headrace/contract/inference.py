@@ -19,6 +19,8 @@ from headrace.contract.weights import WeightManifest
 class InferenceCapabilities:
     """What an engine with given settings can do; read before anything starts."""
 
+    instances: int | None = None
+    """How many of it a job can have; None: as many as there is room for."""
     slots: int = 1
     """Requests it decodes at the same time."""
     live_versions: int = 1

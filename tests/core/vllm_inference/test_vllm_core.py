@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 import pytest
 
 from headrace_vllm import core
-from headrace_vllm.core import Core
+from headrace_vllm.core import Core, Vllm
 
 
 class Dead:
-    """As an ``AsyncLLM`` is whose processes were killed while they were asked."""
+    """As a vLLM is whose processes were killed while they were asked."""
 
-    async def pause_generation(self, **_: object) -> None:
+    tells_versions = True
+
+    async def pause(self) -> None:
         await asyncio.Event().wait()
 
-    async def get_weight_version(self) -> str:
+    async def weight_version(self) -> str:
         await asyncio.Event().wait()
         return ""
 
-    async def check_health(self) -> None:
+    async def check(self) -> None:
         raise RuntimeError("EngineCore encountered an issue")
 
 
 @pytest.fixture
 def dead(monkeypatch: pytest.MonkeyPatch) -> Core:
     monkeypatch.setattr(core, "LOOK_SECONDS", 0.0)
-    dead = object.__new__(Core)  # whose making imports vLLM
-    dead._engine = Dead()
-    return dead
+    return Core(cast(Vllm, Dead()), context=8)
 
 
 async def test_a_load_ends_with_the_vllm_that_was_to_do_it(dead: Core) -> None:

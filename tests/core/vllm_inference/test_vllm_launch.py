@@ -61,6 +61,9 @@ def test_an_interpreter_without_vllm_is_told_before_the_start(monkeypatch: pytes
         ({"slots": 0}, "slots must be 1 to"),
         ({"max_length": 1}, "max_length must be at least 2"),
         ({"kv_bytes": 0}, "kv_bytes must be at least 1"),
+        ({"address": "127.0.0.1:8000"}, "address must be like http://127.0.0.1:8000, got '127.0.0.1:8000'"),
+        ({"address": ["http://a:1", "http://a:1/"]}, "address names a server twice: http://a:1, http://a:1"),
+        ({"address": "http://a:1", "eager": True, "engine": {"seed": 1}}, "eager, engine cannot be set with address"),
         ({"engine": {"max_num_seqs": 3, "tensor_parallel_size": 2}}, "engine must not set max_num_seqs:"),
     ],
 )
@@ -73,6 +76,18 @@ def test_it_declares_one_version_at_a_time() -> None:
     declared = VllmInferenceEngine.capabilities(Settings(slots=5, dtype="bfloat16", max_length=99))
     assert (declared.slots, declared.dtype, declared.max_length) == (5, "bfloat16", 99)
     assert (declared.live_versions, declared.kv_migration, declared.deterministic) == (1, False, False)
+
+
+def test_there_are_as_many_instances_as_servers() -> None:
+    for address, instances in (((), None), ("http://a:1", 1), (("http://a:1", "http://b:1"), 2)):
+        assert VllmInferenceEngine.capabilities(Settings(address=address)).instances == instances
+
+
+def test_what_reaches_a_server_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(PluginError, match="needs aiohttp") as raised:
+        VllmInferenceEngine.preflight(Settings(address="http://a:1"), directory="", origin="[rollout] {}".format)
+    assert "[rollout] address" in str(raised.value)
 
 
 def test_an_engine_that_was_not_started_serves_nothing_and_closes() -> None:
