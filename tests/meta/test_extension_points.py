@@ -21,7 +21,8 @@ GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
 
 
 def test_every_group_is_a_role() -> None:
-    assert {group.removeprefix("headrace.") for group in GROUPS} == set(ROLES)
+    ours = {group for group in GROUPS if group.startswith("headrace.")}
+    assert {group.removeprefix("headrace.") for group in ours} == set(ROLES)
 
 
 @pytest.mark.parametrize(("role", "target"), ENTRY_POINTS)

@@ -15,7 +15,8 @@ from headrace.testing.suites import InferenceEngineContract
 from headrace.testing.suites.serving import request
 from headrace.testing.tensors import read_tensors
 from headrace_vllm.inference import VllmInferenceEngine
-from support.vllm_served import Attached, gap, server, started, write_model
+from support.reference_model import gap, write_model
+from support.vllm_served import Attached, server, started
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default"), pytest.mark.timeout(300)]
 

@@ -16,7 +16,8 @@ from headrace.contract import Array
 from headrace.errors import EngineError
 from headrace.testing.suites.serving import Served, request
 from headrace.testing.tensors import read_tensors
-from support.vllm_served import KV_BYTES, engine_processes, gap, started, write_model
+from support.reference_model import gap, write_model
+from support.vllm_served import KV_BYTES, engine_processes, started
 from support.whole_runs import alive, descendants
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]

@@ -12,7 +12,8 @@ import pytest
 from headrace.contract import GenerationRequest
 from headrace.testing.suites.serving import Served, request
 from headrace.testing.tensors import read_tensors, write_tensors
-from support.vllm_served import gap, reference, started, write_model
+from support.reference_model import gap, reference, write_model
+from support.vllm_served import started
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
 
