@@ -1,7 +1,8 @@
 """Documents cannot drift: their code runs, their job files pass the checks, their commands exist.
 
 A Python block whose first line is ``# name.py`` is saved under that name, for the blocks after it. A TOML block is
-laid over the demo job and checked, unless its first line names another file.
+laid over the demo job and checked, unless its first line names another file. One that begins with ``# from FILE``
+quotes that file, and is there word for word.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ EXAMPLE_JOBS = [
 """The job of an example that is a distribution of its own is checked where that is installed."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 OVERRIDING = re.compile(r"headrace run JOB(?: --set [^\s`]+)+")
+QUOTED = re.compile(r"# from (\S+)\n")
 NAMED = re.compile(r"# ([\w.]+\.\w+)\n")
 
 
@@ -71,7 +73,9 @@ def test_code_and_job_files_of_a_document_run(document: str, folder: Path) -> No
         named = NAMED.match(text)
         if named and language != "toml":
             (folder / named.group(1)).write_text(text.removeprefix(named.group()) if language == "json" else text)
-        if language == "python":
+        if quoted := QUOTED.match(text):
+            assert text.removeprefix(quoted.group()) in (ROOT / quoted.group(1)).read_text(), text
+        elif language == "python":
             run_python(text, folder)
         elif language == "toml" and named:
             tomllib.loads(text)
