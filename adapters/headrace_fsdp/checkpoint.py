@@ -8,9 +8,7 @@ that neither reading nor writing passes a pickle. Invariant: a state is read who
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
@@ -66,20 +64,6 @@ def stored_names(path: str) -> set[str]:
         return set(HuggingFaceStorageReader(path).read_metadata().state_dict_metadata)
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise RunError(f"training state cannot be read: {error}", origin=path, fix=FIX) from error
-
-
-def sizes(directory: Path) -> dict[str, int]:
-    """Bytes of each file of parts: what a manifest keeps."""
-    return {file.name: os.path.getsize(file) for file in sorted(directory.glob("*.safetensors"))}
-
-
-def require_files(path: str, expected: Mapping[str, int]) -> None:
-    """RunError unless these files are there, and no shorter or longer than they were."""
-    found = sizes(Path(path))
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            there = "is missing" if name not in found else f"has {found[name]} bytes, expected {expected.get(name, 0)}"
-            raise RunError(f"{name} {there}", origin=path, fix=FIX)
 
 
 def _here(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

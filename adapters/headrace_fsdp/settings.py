@@ -21,6 +21,11 @@ class FsdpTrainingSettings(CommonTrainingSettings):
     rank_deadline: float = 600.0
     """Seconds that one rank waits for another before the engine ends."""
 
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Of a batch's rows: each rank has its own."""
+        return tuple(range(self.ranks))
+
     def __post_init__(self) -> None:
         CommonTrainingSettings.__post_init__(self)  # not super(): a class with slots is made anew
         if self.ranks < 1:

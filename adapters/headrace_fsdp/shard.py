@@ -8,19 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import singledispatchmethod
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
 from headrace.contract.columns import LOSS_MASK, LOSS_WEIGHTS, TOKENS, Array, Batch, Ragged
 from headrace.contract.training import CURRENT
 from headrace.errors import EngineError
-from headrace_fsdp.checkpoint import read_parts, stored_names, write_parts
-from headrace_fsdp.group import agreed, join, leave
+from headrace_fsdp.checkpoint import FORMAT, read_parts, stored_names, write_parts
 from headrace_fsdp.muon import ShardedMuon
 from headrace_fsdp.network import Scorer, build_scorer, copy_parts, read_stored
-from headrace_fsdp.orders import (
+from headrace_fsdp.settings import FsdpTrainingSettings
+from headrace_fsdp.step import ShardStep, ShardUpdater
+from headrace_torch.arrays import as_numpy
+from headrace_torch.checkpoint import write_side_files
+from headrace_torch.model import ModelConfig
+from headrace_torch.ranks.group import agreed, join, leave
+from headrace_torch.ranks.orders import (
     DONE,
     Accumulate,
     Begin,
@@ -37,9 +45,6 @@ from headrace_fsdp.orders import (
     Setup,
     Stepped,
 )
-from headrace_fsdp.step import ShardStep, ShardUpdater
-from headrace_torch.arrays import as_numpy
-from headrace_torch.model import ModelConfig
 from headrace_torch.trainer.optimizers import Optimizer
 from headrace_torch.trainer.packing import Plan, make_plan
 from headrace_torch.trainer.parameters import Parameters
@@ -52,7 +57,9 @@ WEIGHTS, OPTIMIZER = "weights/", "optimizer/"
 
 
 class Shard:
-    """What a rank has between ``start`` and ``close``."""
+    """See :class:`~headrace_torch.ranks.orders.Shard`."""
+
+    Settings: ClassVar[type[Any]] = FsdpTrainingSettings
 
     def __init__(self, setup: Setup) -> None:
         """Meets the other ranks and loads the model. EngineError when a GPU or the model is not there."""
@@ -66,14 +73,16 @@ class Shard:
         torch.set_num_threads(setup.threads)
         torch.manual_seed(setup.seed + setup.rank)
         self._settings, self._rank, self._values = settings, setup.rank, setup.values
+        self._model_path = setup.model_path
         self.config = ModelConfig.from_directory(setup.model_path)
-        self._mesh = join(
+        join(
             setup.rendezvous,
             rank=setup.rank,
             ranks=settings.ranks,
             device=settings.device,
             seconds=settings.rank_deadline,
         )
+        self._mesh = init_device_mesh(settings.device, (settings.ranks,))
         self._snapshots: dict[str, Scorer] = {}
         self._step: ShardStep | None = None
         self._idle = _plan_of(_idle_batch(), self.config)
@@ -121,6 +130,15 @@ class Shard:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the model's tensors, in their order."""
         return {name: tuple(p.shape) for name, p in self._scorer.model.named_parameters()}
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """See :class:`~headrace_torch.ranks.orders.Shard`."""
+        return {"format": FORMAT, "model": self.config.to_json(), "optimizer": self._settings.optimizer}
+
+    def describe(self, directory: Path) -> None:
+        """See :class:`~headrace_torch.ranks.orders.Shard`."""
+        write_side_files(directory, self.config, dtype=self._settings.dtype, like=self._model_path)
 
     @property
     def _masters(self) -> Mapping[str, Tensor]:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from headrace.contract.columns import Batch
 from headrace.contract.loss import LossOutput
-from headrace_fsdp.group import RefusedOrderError, agreed, total
 from headrace_fsdp.network import Scorer, local
-from headrace_fsdp.orders import Begin, Stepped
+from headrace_torch.ranks.group import RefusedOrderError, agreed, total
+from headrace_torch.ranks.orders import Begin, Stepped
+from headrace_torch.ranks.plugins import offer
 from headrace_torch.trainer.losses import Loss, LossColumns, MetricSums
 from headrace_torch.trainer.packing import Plan
 from headrace_torch.trainer.scoring import require_critic
@@ -38,7 +35,7 @@ class ShardStep:
 
     def __init__(self, updater: Updater, scorer: Scorer, idle: Plan, order: Begin) -> None:
         """``idle``: what is computed where there are no rows. ContractError when the loss cannot be imported."""
-        _offer(order.loss.function.partition(":")[0], order.file)
+        offer(order.loss.function.partition(":")[0], order.file)
         self._updater, self._scorer, self._idle = updater, scorer, idle
         self._loss = Loss(order.loss)
         self._metrics = MetricSums()
@@ -93,21 +90,3 @@ class ShardStep:
             learning_rate=update.learning_rate,
             metrics=metrics,
         )
-
-
-def _offer(module: str, file: str) -> None:
-    """Make rank 0's ``module`` importable here, where only its file is known."""
-    with suppress(ImportError):
-        importlib.import_module(module)
-        return
-    if not file:
-        return
-    spec = importlib.util.spec_from_file_location(module, file)
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[module] = loaded = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(loaded)
-    except BaseException:  # a half-made module must not be found again; raised again
-        del sys.modules[module]
-        raise

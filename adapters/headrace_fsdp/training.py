@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.contract.training import TrainingCapabilities, TrainingContext
 from headrace.errors import EngineError
-from headrace_fsdp.others import start_others
 from headrace_fsdp.settings import FsdpTrainingSettings
 from headrace_torch.device import check_device
+from headrace_torch.ranks.others import start_others
 from headrace_torch.training import TorchTrainingEngine
 
 if TYPE_CHECKING:
-    from headrace_fsdp.leader import Leader
+    from headrace_torch.ranks.leader import Leader
+
+SHARD = "headrace_fsdp.shard:Shard"
 
 
 class FsdpTrainingEngine(TorchTrainingEngine):
@@ -42,9 +44,9 @@ class FsdpTrainingEngine(TorchTrainingEngine):
                 origin=context.name,
                 fix='set quantization.align = false, or use = "torch"',
             )
-        others = start_others(self.settings, context)  # they import torch meanwhile
+        others = start_others(SHARD, self.settings, context)  # they import torch meanwhile
         try:
-            from headrace_fsdp.leader import Leader
+            from headrace_torch.ranks.leader import Leader
 
             return Leader(self.settings, context, others)
         except BaseException:  # whatever it was, nobody may be left; raised again

@@ -113,7 +113,7 @@ def write_side_files(target: Path, config: ModelConfig, *, dtype: str, like: str
     values = config.to_json()
     if like is not None:
         values = _original_config(like, config)
-        _copy_side_files(Path(like), target)
+        copy_side_files(Path(like), target)
     values.pop("torch_dtype", None)
     values["dtype"] = dtype
     (target / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
@@ -152,7 +152,8 @@ def _original_config(like: str, config: ModelConfig) -> dict[str, Any]:
     return values
 
 
-def _copy_side_files(source: Path, target: Path) -> None:
+def copy_side_files(source: Path, target: Path) -> None:
+    """What a Hugging Face directory has beside weights and ``config.json``: tokenizer and generation settings."""
     for pattern in _COPIED:
         for file in source.glob(pattern):
             if file.is_file():

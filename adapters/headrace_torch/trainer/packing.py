@@ -154,7 +154,7 @@ def _nodes(grid: Array) -> Array:
 
 def _buckets(nodes: Array, lengths: Array, count: int) -> tuple[tuple[Bucket, ...], Array]:
     """Rows by padded length, and the place of each node's output in the concatenation of the buckets."""
-    padded = _padded_length(lengths)
+    padded = padded_length(lengths)
     attended = np.empty(count, dtype=np.int64)
     buckets = []
     offset = 0
@@ -170,7 +170,8 @@ def _buckets(nodes: Array, lengths: Array, count: int) -> tuple[tuple[Bucket, ..
     return tuple(buckets), attended
 
 
-def _padded_length(lengths: Array) -> Array:
+def padded_length(lengths: Array) -> Array:
+    """To which rows of these lengths, at least 1, are padded."""
     eighth = 2.0 ** (np.ceil(np.log2(lengths)) - 3)
     step = np.maximum(eighth, _LENGTH_STEP).astype(np.int64)
     return -(-lengths // step) * step

@@ -10,7 +10,7 @@ import pytest
 from headrace.contract import LossInputs, LossOutput, LossSpec
 from headrace.errors import ConfigError, ContractError, EngineError
 from headrace.testing.suites.trainees import LIKELIHOOD, Trainee, rows_of
-from headrace_fsdp.leader import deal
+from headrace_torch.ranks.leader import deal
 from support.fsdp import started
 
 
@@ -33,7 +33,7 @@ def two(tiny_model: str) -> Iterator[Trainee]:
 
 def test_rows_are_dealt_by_their_tokens() -> None:
     batch = rows_of([[0] * length for length in (5, 1, 4, 2)], prompt=1)
-    assert [batch.take(share).ragged("tokens").lengths.sum() for share in deal(batch, 2)] == [6, 6]
+    assert [batch.take(share).ragged("tokens").lengths.sum() for share in deal(batch, (0, 1))] == [6, 6]
 
 
 def test_a_rank_without_rows_computes_along(two: Trainee) -> None:

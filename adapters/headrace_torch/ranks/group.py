@@ -16,7 +16,6 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # it is there, and in the documents
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from headrace.errors import EngineError
 
@@ -27,7 +26,7 @@ class RefusedOrderError(Exception):
     """All ranks left an order in step, because it failed on one of them: on this one, when there is a cause."""
 
 
-def join(rendezvous: str, *, rank: int, ranks: int, device: str, seconds: float) -> DeviceMesh:
+def join(rendezvous: str, *, rank: int, ranks: int, device: str, seconds: float) -> None:
     """Meet the other ranks of this machine at a file. EngineError when this process is in such a group already.
     ``seconds``: that a collective may take."""
     if dist.is_initialized():
@@ -46,7 +45,6 @@ def join(rendezvous: str, *, rank: int, ranks: int, device: str, seconds: float)
             timeout=timedelta(seconds=seconds),
             device_id=torch.device(device, rank) if device == "cuda" else None,
         )
-    return init_device_mesh(device, (ranks,))
 
 
 def leave() -> None:

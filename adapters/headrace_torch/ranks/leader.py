@@ -1,6 +1,7 @@
 """What the engine is between ``start`` and ``close``: deals rows out to ranks, and puts together what comes of them.
 
-Invariant: every row of a batch is on one rank; rows are dealt so that ranks have as equal numbers of tokens as can be.
+Invariant: every row of a batch is in one share; rows are dealt so that shares have as equal numbers of tokens as can
+be.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +21,24 @@ from headrace.contract.metrics import merge_metrics
 from headrace.contract.training import CURRENT, ForwardOutput, SaveKind, StepResult, TrainingContext, TrainingStep
 from headrace.contract.weights import WeightSource
 from headrace.errors import ContractError
-from headrace_fsdp.checkpoint import FORMAT, require_files, sizes
-from headrace_fsdp.crew import Crew
-from headrace_fsdp.export import export_model
-from headrace_fsdp.orders import Accumulate, Begin, Discard, Drop, Finish, Freeze, Gather, Load, Save, Score
-from headrace_fsdp.others import Others
-from headrace_fsdp.settings import FsdpTrainingSettings
+from headrace_torch.checkpoint import WEIGHTS
+from headrace_torch.ranks.crew import Crew
+from headrace_torch.ranks.export import write_weights
+from headrace_torch.ranks.orders import (
+    Accumulate,
+    Begin,
+    Discard,
+    Drop,
+    Finish,
+    Freeze,
+    Gather,
+    Load,
+    RankSettings,
+    Save,
+    Score,
+)
+from headrace_torch.ranks.others import Others
+from headrace_torch.ranks.saves import require_files, sizes
 from headrace_torch.trainer.core import FORWARD_TOKENS
 from headrace_torch.trainer.losses import Loss
 from headrace_torch.trainer.packing import split_rows
@@ -36,9 +49,9 @@ from headrace_torch.trainer.scoring import require_temperature
 class Leader:
     """Rank 0's view of the engine. Methods are the contract's."""
 
-    def __init__(self, settings: FsdpTrainingSettings, context: TrainingContext, others: Others) -> None:
+    def __init__(self, settings: RankSettings, context: TrainingContext, others: Others) -> None:
         """EngineError when the model or a device is not there."""
-        self._settings, self._model_path = settings, context.model_path
+        self._settings = settings
         self._snapshots: list[str] = []
         self._stepping = False
         self._crew = Crew(others)
@@ -53,8 +66,8 @@ class Leader:
         tokens = batch.ragged(TOKENS)
         needed = Batch(rows=batch.rows, columns={TOKENS: tokens, LOSS_MASK: batch.ragged(LOSS_MASK)})
         values = {name: np.zeros(len(tokens.values), dtype=np.float32) for name in outputs}
-        for rows in split_rows(needed, tokens=FORWARD_TOKENS * self._crew.size):
-            shares = [rows[share] for share in deal(needed.take(rows), self._crew.size)]
+        for rows in split_rows(needed, tokens=FORWARD_TOKENS * (max(self._crew.shares) + 1)):
+            shares = [rows[share] for share in deal(needed.take(rows), self._crew.shares)]
             orders = [Score(needed.take(share), outputs, weights, temperature) for share in shares]
             for share, done in zip(shares, self._crew.do(*orders), strict=True):
                 places = tokens.like(np.arange(len(tokens.values))).take(share).values
@@ -101,37 +114,30 @@ class Leader:
                 self._save(directory)
             return
         with new_directory(path, marker="config.json") as directory:
-            export_model(
-                directory,
+            self._crew.shard.describe(directory)
+            write_weights(
+                directory / WEIGHTS,
                 self.weight_source().tensors(),
                 self._crew.shard.shapes,
-                config=self._crew.shard.config,
                 dtype=self._settings.dtype,
-                like=self._model_path,
             )
 
     def _save(self, directory: Path) -> None:
         self._crew.do(Save(str(directory), tuple(self._snapshots)))
         manifest = {
-            **self._identity,
-            "ranks": self._crew.size,
+            **self._crew.shard.identity,
+            "ranks": len(self._crew.shares),
             "steps": self._crew.shard.steps,
             "snapshots": self._snapshots,
             "files": sizes(directory),
         }
         (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
-    @property
-    def _identity(self) -> dict[str, object]:
-        """What a state must have in common with this engine to be loaded by it."""
-        config = self._crew.shard.config
-        return {"format": FORMAT, "model": config.to_json(), "optimizer": self._settings.optimizer}
-
     def load(self, path: str) -> None:
         """See the contract. A state saved by any number of ranks will do."""
         if self._stepping:
             raise ValueError("a training step is open; finish or discard it before loading")
-        manifest = read_manifest(path, self._identity)
+        manifest = read_manifest(path, self._crew.shard.identity)
         require_files(path, manifest["files"])
         snapshots = tuple(manifest["snapshots"])
         self._crew.do(Load(path, int(manifest["steps"]), snapshots))
@@ -165,7 +171,7 @@ class DealtStep(TrainingStep):
         self._require_open()
         columns = {name: column for name, column in batch.columns.items() if name in self._columns}
         needed = Batch(rows=batch.rows, columns=columns)
-        shares = deal(needed, self._crew.size)
+        shares = deal(needed, self._crew.shares)
         self._crew.do(*(Accumulate(needed.take(share)) for share in shares))
 
     def finish(self, *, denominator: float) -> StepResult:
@@ -211,8 +217,10 @@ class GatheredWeights(WeightSource):
             yield name, self._crew.do(Gather(name))[0].outputs[name]
 
 
-def deal(batch: Batch, ranks: int) -> list[Array]:
-    """Each rank's rows, int64, ascending."""
-    if ranks == 1:
-        return [np.arange(len(batch))]
-    return balanced_shares(batch.ragged(TOKENS).lengths.tolist(), ranks)
+def deal(batch: Batch, shares: Sequence[int]) -> list[Array]:
+    """Each rank's rows, int64, ascending. ``shares``: which share each rank gets."""
+    count = max(shares) + 1
+    if count == 1:
+        return [np.arange(len(batch))] * len(shares)
+    found = balanced_shares(batch.ragged(TOKENS).lengths.tolist(), count)
+    return [found[share] for share in shares]

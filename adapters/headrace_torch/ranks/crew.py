@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from headrace.errors import EngineError
 from headrace.wire import Failure, encode, from_failure
-from headrace_fsdp.group import RefusedOrderError
-from headrace_fsdp.orders import Done, Order, Setup
-from headrace_fsdp.others import START_SECONDS, LostRankError, Others
-from headrace_fsdp.shard import Shard
+from headrace_torch.ranks.group import RefusedOrderError
+from headrace_torch.ranks.orders import Done, Order, Setup, Shard, shard_class
+from headrace_torch.ranks.others import START_SECONDS, LostRankError, Others
 
 _FIX = "the node's log has what the ranks said; continue the run with: headrace run --resume RUN"
 
 
 class Crew:
-    """``shard``: rank 0's own; ``size``: ranks."""
+    """``shard``: rank 0's own; ``shares``: which share of a batch's rows each rank gets."""
 
     def __init__(self, others: Others) -> None:
         """Loads the model on all ranks. EngineError when that fails anywhere."""
         self._others, self._ended = others, ""
         self._joined = False
-        self._name, self.size = others.setup.name, others.setup.settings.ranks
+        self._name = others.setup.name
+        self.shares: tuple[int, ...] = others.setup.settings.shares
         self._start(others.setup)
         others.have_met()
 
@@ -32,7 +32,7 @@ class Crew:
         try:
             self._require(self._others.replies(seconds=START_SECONDS))
             try:
-                self.shard = Shard(setup)
+                self.shard: Shard = shard_class(setup.shard)(setup)
             except RefusedOrderError as refused:
                 self._require(self._others.replies(), own=refused.__cause__)
                 raise
@@ -57,7 +57,7 @@ class Crew:
         EngineError when the crew has ended; TypeError for an order that cannot travel."""
         if self._ended:
             raise self._over()
-        each = orders if len(orders) > 1 else orders * self.size
+        each = orders if len(orders) > 1 else orders * len(self.shares)
         messages = [encode(order) for order in each[1:]]
         refused: RefusedOrderError | None = None
         own = Done()

@@ -6,19 +6,42 @@ checked as all messages are.
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
 import msgspec
 
 from headrace.contract.columns import Array, Batch
 from headrace.contract.loss import LossSpec
 from headrace.contract.metrics import Metric
 from headrace.contract.training import ForwardOutput
-from headrace_fsdp.settings import FsdpTrainingSettings
+
+
+class RankSettings(Protocol):
+    """What the settings of an engine of several ranks say of them."""
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Rank by rank, which share of a batch's rows it gets: 0 and up. Ranks of one share compute it together."""
+
+    @property
+    def rank_deadline(self) -> float:
+        """Seconds that one rank waits for another before the engine ends."""
+
+    @property
+    def dtype(self) -> str:
+        """Of the weights that are published."""
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """Sent once, to a process that has just started."""
 
-    settings: FsdpTrainingSettings
+    shard: str
+    """``module:Class`` of the engine's :class:`Shard`."""
+    settings: Any
+    """The engine's; at other ranks, as they travel, until :meth:`Shard.Settings` has read them."""
     name: str
     model_path: str
     seed: int
@@ -119,3 +142,40 @@ class Done(msgspec.Struct, array_like=True, tag=0, frozen=True):
 
 
 DONE = Done()
+
+
+def shard_class(name: str) -> type[Any]:
+    """The :class:`Shard` of a :class:`Setup`, constructed with that."""
+    module, _, kind = name.partition(":")
+    found: type[Any] = getattr(importlib.import_module(module), kind)
+    return found
+
+
+class Shard(Protocol):
+    """What a rank has between ``start`` and ``close``: its part of the model, and the orders it does in step with the
+    others. It is constructed with a :class:`Setup`, meets the other ranks and loads the model. Every method but
+    ``describe`` is collective."""
+
+    Settings: ClassVar[type[Any]]
+
+    def do(self, order: Order) -> Done:
+        """:class:`~headrace_torch.ranks.group.RefusedOrderError` when all ranks leave it; anything else that is raised
+        has put the ranks out of step."""
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps applied."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Of the model's tensors by their Hugging Face names, in the order in which they are published."""
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """What a saved state must have in common with this engine to be loaded by it."""
+
+    def describe(self, directory: Path) -> None:
+        """Write all of an exported Hugging Face directory but the weights; rank 0 alone does."""
+
+    def close(self) -> None:
+        """Leave the group."""

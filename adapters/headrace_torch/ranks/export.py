@@ -1,4 +1,4 @@
-"""A Hugging Face directory whose weights are written tensor by tensor, as they come."""
+"""A file of weights that is written tensor by tensor, as they come."""
 
 from __future__ import annotations
 
@@ -10,25 +10,16 @@ from typing import BinaryIO
 
 from headrace.contract.columns import Array
 from headrace.wire import array_bytes
-from headrace_torch.checkpoint import WEIGHTS, write_side_files
-from headrace_torch.model import ModelConfig
 
 _DTYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2)}
 """Name and bytes in a safetensors file."""
 
 
-def export_model(
-    directory: Path,
-    tensors: Iterator[tuple[str, Array]],
-    shapes: Mapping[str, tuple[int, ...]],
-    *,
-    config: ModelConfig,
-    dtype: str,
-    like: str,
+def write_weights(
+    path: Path, tensors: Iterator[tuple[str, Array]], shapes: Mapping[str, tuple[int, ...]], *, dtype: str
 ) -> None:
-    """``tensors``: those of ``shapes``, in their order. ``like``: the directory that the model came from."""
-    write_side_files(directory, config, dtype=dtype, like=like)
-    with (directory / WEIGHTS).open("wb") as file:
+    """``tensors``: those of ``shapes``, in their order, in ``dtype``."""
+    with path.open("wb") as file:
         _write_header(file, shapes, dtype)
         for (name, tensor), expected in zip(tensors, shapes, strict=True):
             assert name == expected

@@ -26,9 +26,8 @@ from headrace.contract.training import TrainingContext
 from headrace.errors import EngineError
 from headrace.process import die_with_parent, is_stopped
 from headrace.wire import Failure, RefusedError, encode
-from headrace_fsdp.channel import Channel, Closed, Frames
-from headrace_fsdp.orders import Done, Setup
-from headrace_fsdp.settings import FsdpTrainingSettings
+from headrace_torch.ranks.channel import Channel, Closed, Frames
+from headrace_torch.ranks.orders import Done, RankSettings, Setup
 
 START_SECONDS = 300.0
 """In which a rank has imported what it needs."""
@@ -52,7 +51,7 @@ class Other:
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "headrace_fsdp.rank", str(theirs.fileno())],
+                    [sys.executable, "-m", "headrace_torch.ranks.rank", str(theirs.fileno())],
                     env={**os.environ, "OMP_NUM_THREADS": str(setup.threads)},
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
@@ -137,7 +136,7 @@ class Others:
         self.setup = setup
         self._all: list[Other] = []
         try:
-            for rank in range(1, setup.settings.ranks):
+            for rank in range(1, len(setup.settings.shares)):
                 self._all.append(Other(msgspec.structs.replace(setup, rank=rank)))
         except BaseException:  # whatever it was, those that were started must not be left; raised again
             self.close(kill=True)
@@ -179,11 +178,13 @@ class Others:
         self._all = []
 
 
-def start_others(settings: FsdpTrainingSettings, context: TrainingContext) -> Others:
-    """Start the processes of ranks 1 and above. EngineError when one cannot be started."""
+def start_others(shard: str, settings: RankSettings, context: TrainingContext) -> Others:
+    """Start the processes of ranks 1 and above. ``shard``: as of :class:`Setup`. EngineError when one cannot be
+    started."""
     directory = tempfile.mkdtemp(prefix="headrace-ranks-")
     return Others(
         Setup(
+            shard=shard,
             settings=settings,
             name=context.name,
             model_path=context.model_path,

@@ -1,4 +1,6 @@
-"""The process of a rank above 0: ``python -m headrace_fsdp.rank SOCKET``. Does what it is told until nobody is there.
+"""The process of a rank above 0: ``python -m headrace_torch.ranks.rank SOCKET``.
+
+It does what it is told until nobody is there.
 
 Invariant: after a failure that the ranks have not agreed on it says so and ends, since it is out of step.
 """
@@ -11,10 +13,12 @@ import signal
 import socket
 import sys
 
+import msgspec
+
 from headrace.errors import EngineError, HeadraceError
 from headrace.wire import Failure, encode, to_failure
-from headrace_fsdp.channel import Channel, Closed
-from headrace_fsdp.orders import DONE, Done, Order, Setup
+from headrace_torch.ranks.channel import Channel, Closed
+from headrace_torch.ranks.orders import DONE, Done, Order, Setup, Shard, shard_class
 
 log = logging.getLogger("headrace.rank")
 
@@ -39,11 +43,12 @@ def main(descriptor: int) -> int:
 def _serve(channel: Channel) -> None:
     setup: Setup = channel.receive(Setup)
     sys.path[:] = setup.import_path
-    from headrace_fsdp.group import RefusedOrderError
-    from headrace_fsdp.shard import Shard
+    from headrace_torch.ranks.group import RefusedOrderError
 
+    make = shard_class(setup.shard)
+    setup = msgspec.structs.replace(setup, settings=msgspec.convert(setup.settings, make.Settings))
     channel.send(encode(DONE))  # here: from now on rank 0 may wait for this rank in collectives
-    shard = Shard(setup)
+    shard: Shard = make(setup)
     channel.send(encode(DONE))
     while True:
         order: Order = channel.receive(Order)
