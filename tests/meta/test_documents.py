@@ -30,6 +30,7 @@ DOCUMENTS = (
     "docs/data_plane.md",
     "docs/fsdp.md",
     "docs/lora.md",
+    "docs/megatron.md",
     "docs/quantization.md",
     "docs/sglang.md",
     "docs/simulator.md",

@@ -20,6 +20,8 @@ class Setup:
     """Whose versions tell which engine an interpreter has; those of them that are there are shown."""
     python: str = ""
     """Versions of Python that this was tested with, such as ``==3.11.*``; empty: all that headrace knows."""
+    any_python: bool = False
+    """Install what is named whatever Python its own distribution asks for: it was tested with ``python``."""
     note: str = ""
     """What a person should know beforehand, such as where wheels are that the package index does not have."""
 

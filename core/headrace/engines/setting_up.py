@@ -5,6 +5,7 @@ Invariant: a directory that is there is never written to; one that could not be 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 import shutil
@@ -60,7 +61,7 @@ def create(
     directory = home(name) if directory is None else directory
     python = python or sys.executable
     if lock is not None:
-        setup = Setup(lock=str(lock), python="" if setup is None else setup.python)
+        setup = dataclasses.replace(setup, lock=str(lock), requirements=()) if setup else Setup(lock=str(lock))
     _require_room(directory, name)
     _require_python(python, setup, name)
     if setup is not None and setup.note:
@@ -91,9 +92,10 @@ def installing(python: Path | str, listed: Listed, setup: Setup | None) -> list[
         *others, last = own
         return [[*pip, *(word for each in others for word in _as_here(each)), *_as_here(last, extra=listed.extra)]]
     here = [word for each in own for word in _as_here(each)]
+    named = [*pip, "--ignore-requires-python"] if setup.any_python else pip
     if setup.lock:
-        return [[*pip, "--no-deps", "-r", setup.lock], [*pip, "--no-deps", *here]]
-    return [[*pip, *setup.requirements, *here]]
+        return [[*named, "--no-deps", "-r", setup.lock], [*pip, "--no-deps", *here]]
+    return [[*named, *setup.requirements, *here]]
 
 
 def _as_here(name: str, *, extra: str = "") -> list[str]:

@@ -12,7 +12,7 @@ from headrace import cli
 from headrace.contract import Setup
 from headrace.engines.setting_up import installing
 from headrace.errors import PluginError
-from headrace.registry import Listed, listing
+from headrace.registry import Listed, listing, load
 
 STRANGER = '''"""A stranger's engine."""
 
@@ -73,6 +73,14 @@ def test_an_environment_that_cannot_be_finished_is_removed_and_the_cause_told(
     assert f"removed {home}, which is not finished" in told.out
     assert f"Could not open requirements file: [Errno 2] No such file or directory: '{lock}'" in told.err
     assert not home.exists()
+
+
+def test_an_engine_whose_distributions_ask_for_another_python_than_it_was_tested_with_is_installed_anyhow() -> None:
+    listed = next(each for each in listing("training_engine") if each.name == "megatron")
+    by_lock, own = installing("python", listed, load("training_engine", "megatron").setup())
+    assert by_lock[:6] == ["python", "-m", "pip", "install", "--ignore-requires-python", "--no-deps"]
+    assert by_lock[-1].endswith("megatron-core-0.19.2.txt")
+    assert "--ignore-requires-python" not in own
 
 
 def test_a_python_that_an_engine_was_not_tested_with_is_refused_with_both_versions(
