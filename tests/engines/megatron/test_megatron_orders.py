@@ -15,7 +15,6 @@ import torch
 from headrace.contract import LossInputs, LossOutput, LossSpec
 from headrace.errors import ContractError, EngineError
 from headrace.testing.suites.trainees import LIKELIHOOD, VALUED, Trainee, rows_of
-from headrace_megatron import engine, network
 from support.fsdp import wait_until_gone, write_model
 from support.megatron import LAYOUTS, others, started
 
@@ -85,6 +84,8 @@ def test_a_model_that_cannot_be_cut_so_is_refused_with_a_divisor(tmp_path: Path)
 
 
 def test_the_stand_in_is_in_megatron_s_modules_alone() -> None:
+    from headrace_megatron import engine, network  # where Megatron is: the module is read wherever tests are chosen
+
     assert (engine.parallel_state.torch is torch) == torch.cuda.is_available()
     assert network.torch is torch
     assert torch.cuda.current_device.__module__ == "torch.cuda"
