@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice, product
 
 import numpy as np
 
 from headrace.contract import Array, Batch, Column, Ragged, Storage, StorageStats
-from headrace.errors import RunError
+from headrace.errors import ContractError, RunError
 from headrace.testing.trouble import FakeSettings, Trouble
 
 
@@ -25,6 +26,7 @@ class FakeStorage(Storage):
 
     def put(self, batch: Batch) -> int:
         self._trouble.work("storing rows")
+        self._check(batch)
         stored = 0
         for name, column in batch.columns.items():
             values = self._values.setdefault(name, {})
@@ -53,6 +55,17 @@ class FakeStorage(Storage):
     def close(self) -> None:
         self._values.clear()
 
+    def _check(self, batch: Batch) -> None:
+        if len(set(batch.rows.tolist())) < len(batch.rows):
+            raise ContractError(f"a put names a row twice: {batch.rows.tolist()}", fix="name every row once")
+        for name, column in batch.columns.items():
+            for kept, value in product(islice(self._values.get(name, {}).values(), 1), column):
+                if _kind(kept, ragged=name in self._ragged) != _kind(value, ragged=isinstance(column, Ragged)):
+                    raise ContractError(
+                        f"column {name!r} has values {kept.dtype} {kept.shape} and {value.dtype} {value.shape}",
+                        fix="give a column one dtype and one shape, or ragged rows that differ in their length alone",
+                    )
+
     def _column(self, name: str, rows: Sequence[int]) -> Column:
         if name not in self._values:
             raise KeyError(f"no row has column {name!r}")
@@ -62,3 +75,8 @@ class FakeStorage(Storage):
             raise KeyError(f"rows {absent} have no column {name!r}")
         chosen = [values[row] for row in rows]
         return Ragged.from_arrays(chosen) if name in self._ragged else np.array(chosen)
+
+
+def _kind(value: Array, *, ragged: bool) -> tuple[bool, object, tuple[int, ...]]:
+    """What all values of a column have in common."""
+    return ragged, value.dtype, value.shape[ragged:]

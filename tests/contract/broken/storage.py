@@ -105,6 +105,14 @@ class TestKeepsTheFirst(Broken):
             return super().put(batch.take(fresh))
 
 
+class TestTakesWhatDoesNotFit(Broken):
+    breaks = "test_a_put_that_does_not_fit_stores_nothing"
+
+    class Kind(FakeStorage):
+        def _check(self, batch: Batch) -> None:
+            pass
+
+
 class TestHidesTheRow(Broken):
     breaks = "test_an_absent_row_is_named"
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from headrace.contract import Batch, Column, Ragged, Storage
+from headrace.errors import ContractError
 from headrace.testing.suites.plugin import PluginContract
 from headrace.testing.suites.rules import check, override, raises, rule
 
@@ -110,6 +111,19 @@ class StorageContract(PluginContract):
         got = plugin.get([1, 2], ["tokens", "reward"])
         found = (_lists(got.columns["tokens"]), _lists(got.columns["reward"]))
         check(found == ([[1, 2], [4, 5]], [1.0, 9.0]), f"after row 2 was put again, rows hold {found}")
+
+    @rule("A `put` with a row twice, or a column of another dtype or shape, is a ContractError and stores nothing.")
+    def test_a_put_that_does_not_fit_stores_nothing(self, plugin: Storage) -> None:
+        plugin.put(_batch([1], tokens=_ragged([1, 2]), reward=np.array([1.0])))
+        before = plugin.stats()
+        for misfit in (
+            _batch([2, 2], reward=np.array([1.0, 2.0])),
+            _batch([2], reward=np.array([1.0], dtype=np.float32)),
+            _batch([2], reward=np.array([[1.0, 2.0]])),
+            _batch([2], tokens=Ragged(np.array([3], dtype=np.int64), np.array([0, 1]))),
+        ):
+            raises(ContractError, lambda misfit=misfit: plugin.put(misfit))  # type: ignore[misc]
+        check(plugin.stats() == before, f"puts that were refused made {before} into {plugin.stats()}")
 
     @rule("`get` of a row that is not there is a KeyError that names the row.")
     def test_an_absent_row_is_named(self, plugin: Storage) -> None:
