@@ -17,6 +17,7 @@ SGLANG_LOCK ?= adapters/headrace_sglang/locks/sglang-0.5.23-cpu.txt
 MEGATRON_LOCK ?= adapters/headrace_megatron/locks/megatron-core-0.19.2.txt
 JOB ?= examples/sort_symbols/job.toml
 
+ENGINES := vllm sglang megatron
 BIN := $(VENV)/bin
 INSTALL := pip install --quiet --disable-pip-version-check
 PIP := $(BIN)/python -m $(INSTALL)
@@ -58,7 +59,11 @@ test-engines: $(VENV)/.ready-test build/vllm/.ready build/sglang/.ready build/me
 		--deselect tests/contract/test_sglang_contract.py --deselect tests/contract/test_megatron_contract.py \
 		tests/contract tests/core tests/e2e
 
-vllm: build/vllm/.ready
+$(ENGINES): %: build/%/.ready
+
+$(ENGINES:%=build/%/.ready): build/%/.ready: build/%/.made pyproject.toml
+	build/$*/bin/python -m $(INSTALL) --no-deps -e .
+	touch $@
 
 # The lock is complete: what it leaves out (torchvision, torchaudio, torchcodec) breaks vLLM on a CPU.
 build/vllm/.made: $(VLLM_LOCK) | $(VENV)/.ready-test
@@ -66,12 +71,6 @@ build/vllm/.made: $(VLLM_LOCK) | $(VENV)/.ready-test
 	$(BIN)/headrace env create vllm --dir build/vllm --lock $(VLLM_LOCK)
 	build/vllm/bin/python -m $(INSTALL) $(TESTED_WITH)
 	touch $@
-
-build/vllm/.ready: build/vllm/.made pyproject.toml
-	build/vllm/bin/python -m $(INSTALL) --no-deps -e .
-	touch $@
-
-sglang: build/sglang/.ready
 
 # The lock is complete: the packages for GPUs that SGLang asks for are left out, and stood in for where it computes on a
 # CPU (adapters/headrace_sglang/stand_ins).
@@ -81,20 +80,10 @@ build/sglang/.made: $(SGLANG_LOCK) | $(VENV)/.ready-test
 	build/sglang/bin/python -m $(INSTALL) $(TESTED_WITH)
 	touch $@
 
-build/sglang/.ready: build/sglang/.made pyproject.toml
-	build/sglang/bin/python -m $(INSTALL) --no-deps -e .
-	touch $@
-
-megatron: build/megatron/.ready
-
 build/megatron/.made: $(MEGATRON_LOCK) | $(VENV)/.ready-test
 	rm -rf build/megatron
 	$(BIN)/headrace env create megatron --dir build/megatron --lock $(MEGATRON_LOCK)
 	build/megatron/bin/python -m $(INSTALL) $(TESTED_WITH)
-	touch $@
-
-build/megatron/.ready: build/megatron/.made pyproject.toml
-	build/megatron/bin/python -m $(INSTALL) --no-deps -e .
 	touch $@
 
 nightly: $(VENV)/.ready-test
