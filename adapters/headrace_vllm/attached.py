@@ -161,7 +161,7 @@ async def attach(addresses: Sequence[str], model_path: str, wanted: Wanted, stat
         await server.post("/abort_requests", {})  # those of an instance that was killed
         await server.post("/resume")
         return AttachedVllm(server, owned, stats)
-    except BaseException:
+    except BaseException:  # cancelled too: others may have the server; raised again
         owned.close()
         await server.close()
         raise
